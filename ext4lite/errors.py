@@ -1,0 +1,77 @@
+"""The exceptions of ext4lite: one small tree. A class's docstring says when it is raised; each knows its exit code.
+
+Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
+
+=====  ==================================================================
+0      done
+1      another error (a bug: please report it)
+2      wrong usage (typer's own)
+3      the volume is in use (:class:`VolumeBusy`)
+4      the image is damaged (:class:`CorruptImage`)
+5      the image is sound, but uses something unsupported (:class:`Unsupported`)
+6      the host answered an error: missing file, disk full, permission (:class:`HostError`)
+7      a container image or archive is damaged or incomplete (:class:`ImageError`)
+8      reflink was demanded, and the host cannot (:class:`ReflinkUnavailable`)
+9      the volume is full (:class:`VolumeFull`)
+130    interrupted by Ctrl-C
+=====  ==================================================================
+"""
+
+from __future__ import annotations
+
+
+class Ext4LiteError(Exception):
+    """Base of all errors of ext4lite: what went wrong, where, and what to do."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what, self.where, self.hint = what, where, hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        """One line: ``where: what (hint)``."""
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class VolumeBusy(Ext4LiteError):
+    """Somebody else holds the volume's lock."""
+
+    exit_code = 3
+
+
+class CorruptImage(Ext4LiteError):
+    """The image breaks a rule of the ext4 format: bad magic, geometry, checksum or pointer."""
+
+    exit_code = 4
+
+
+class Unsupported(Ext4LiteError):
+    """The image is sound, but uses a feature that this version does not know."""
+
+    exit_code = 5
+
+
+class HostError(Ext4LiteError):
+    """The host's operating system refused an operation."""
+
+    exit_code = 6
+
+
+class ImageError(Ext4LiteError):
+    """A container image (docker-archive, OCI layout, layer tar) is damaged, incomplete or of an unknown kind."""
+
+    exit_code = 7
+
+
+class ReflinkUnavailable(Ext4LiteError):
+    """``--reflink=always``, and the host file system cannot share blocks."""
+
+    exit_code = 8
+
+
+class VolumeFull(Ext4LiteError):
+    """No free blocks or inodes are left in the volume."""
+
+    exit_code = 9
