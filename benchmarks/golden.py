@@ -1,0 +1,189 @@
+"""Making and cloning golden volumes, against what the same bytes cost elsewhere.
+
+Input: the OCI layouts (gzip layers) of ``python:3.11-slim`` and ``swe-task``. Peers: decompressing and hashing the same
+layers with the same libraries (the floor), ``mke2fs -d`` of the same tree (the volume's own content, mounted by the
+kernel), ``docker load`` of the same images into a fresh dockerd on the same disk. Every contestant's output is on stable
+storage when its clock stops. Root is needed for the kernel mount and dockerd.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.harness import Report, Row, removed_afterwards, timed
+from ext4lite.clone import clone
+
+IMAGES = ("python", "swe-task")
+CHUNK = 4 << 20
+
+
+def fixture(name: str, form: str) -> Path:
+    """Path of a fixture image, built if it is absent. ``form`` is ``docker-archive``, ``oci-gzip`` or ``oci-zstd``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fixtures", "path", name, form], check=True, capture_output=True, text=True
+    )
+    return Path(done.stdout.strip())
+
+
+def blobs_of(layout: Path) -> list[Path]:
+    """The layer blobs of an OCI layout, each once, in order."""
+
+    def blob(digest: str) -> Path:
+        return layout / "blobs" / digest.replace(":", "/")
+
+    index = json.loads((layout / "index.json").read_bytes())
+    found: list[Path] = []
+    for entry in index["manifests"]:
+        manifest = json.loads(blob(entry["digest"]).read_bytes())
+        found += [blob(layer["digest"]) for layer in manifest["layers"]]
+    return list(dict.fromkeys(found))
+
+
+def decompress_and_hash(blobs: list[Path]) -> None:
+    """Read gzip ``blobs``, hash what they hold compressed and decompressed: the least any importer must do."""
+    from isal import igzip_threaded
+
+    for path in blobs:
+        digest = hashlib.sha256()
+        with igzip_threaded.open(path, "rb", threads=1) as stream:
+            while chunk := stream.read(CHUNK):
+                digest.update(chunk)
+
+
+def fsync_path(path: Path) -> None:
+    """Flush one file to stable storage."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def loop_mounted(image: Path, *options: str) -> Iterator[Path]:
+    """The kernel's mount of ``image``, unmounted on leaving."""
+    point = Path(tempfile.mkdtemp(prefix="gvx-bench-mnt-"))
+    subprocess.run(["mount", "-o", ",".join(("loop", *options)), str(image), str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+        point.rmdir()
+
+
+def make_golden(target: Path, layouts: list[Path]) -> None:
+    """Run ``ext4lite mkgolden`` as a user would."""
+    command = [sys.executable, "-m", "ext4lite", "mkgolden"]
+    for layout in layouts:
+        command += ["--image", str(layout)]
+    subprocess.run([*command, str(target)], check=True, stdout=subprocess.DEVNULL)
+
+
+def docker_load(scratch: Path, archives: list[Path]) -> float:
+    """Seconds that ``docker load`` of ``archives`` takes in a fresh dockerd whose data is on the same disk."""
+    from tests.conformance.host_docker import HostDocker
+
+    with HostDocker(scratch / "docker") as host:
+
+        def load() -> None:
+            for archive in archives:
+                host.docker("load", "-i", str(archive))
+            os.sync()
+
+        return timed(load)
+
+
+def golden_report(scratch: Path, golden: Path, runs: int) -> Report:
+    """Measure ``mkgolden`` into ``golden`` (left there) beside its peers."""
+    report = Report("golden volume of python:3.11-slim and swe-task (gzip layers)")
+    layouts = [fixture(name, "oci-gzip") for name in IMAGES]
+    blobs = list(dict.fromkeys(b for layout in layouts for b in blobs_of(layout)))
+    unique = list({b.name: b for b in blobs}.values())
+    floor = report.add(Row("decompress + sha256", [timed(lambda: decompress_and_hash(unique)) for _ in range(runs)]))
+    ours: list[float] = []
+    for _ in range(runs):
+        golden.unlink(missing_ok=True)
+        ours.append(timed(lambda: (make_golden(golden, layouts), fsync_path(golden))))
+    report.add(Row("ext4lite mkgolden", ours, "floor + mke2fs", "at most 1.5 x"))
+    if os.geteuid() != 0:
+        report.rows[-1].against = floor.name
+        return report
+    other = scratch / "mke2fs.ext4"
+    theirs: list[float] = []
+    with removed_afterwards(other), loop_mounted(golden, "ro") as tree:
+        for _ in range(runs):
+            other.unlink(missing_ok=True)
+
+            def mke2fs() -> None:
+                subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", str(tree), str(other), "16G"], check=True)
+                fsync_path(other)
+
+            theirs.append(timed(mke2fs))
+    report.add(Row("mke2fs -d, same tree", theirs))
+    report.add(
+        Row("floor + mke2fs", [a + b for a, b in zip(floor.seconds, theirs, strict=True)], note="sum of the two")
+    )
+    archives = [fixture(name, "docker-archive") for name in IMAGES]
+    report.add(
+        Row(
+            "docker load, fresh dockerd",
+            [docker_load(scratch, archives) for _ in range(min(runs, 2))],
+            note="uncompressed archives",
+        )
+    )
+    report.rows.append(Row("mkgolden again", ours, "docker load, fresh dockerd"))
+    return report
+
+
+def clone_report(scratch: Path, golden: Path, runs: int) -> Report:
+    """Measure ``clone`` of ``golden`` on this disk's file system and, where root, on XFS and Btrfs made for it."""
+    report = Report(f"clone of a golden volume ({golden.stat().st_blocks * 512 / 1e9:.2f} GB used)")
+
+    def samples(where: Path, reflink: str, count: int) -> list[float]:
+        source = where / "golden.ext4"
+        if not source.exists():
+            subprocess.run(["cp", "--sparse=always", str(golden), str(source)], check=True)
+        out = []
+        for number in range(count):
+            episode = where / f"episode-{number}.ext4"
+            with removed_afterwards(episode):
+                out.append(timed(lambda episode=episode: clone(source, episode, reflink=reflink)))  # type: ignore[misc]
+        return out
+
+    if os.geteuid() == 0:
+        for kind, mkfs in (("xfs", ["mkfs.xfs", "-q", "-m", "reflink=1"]), ("btrfs", ["mkfs.btrfs", "-q"])):
+            disk = scratch / f"{kind}.disk"
+            with removed_afterwards(disk):
+                with disk.open("wb") as file:
+                    file.truncate(24 << 30)
+                subprocess.run([*mkfs, str(disk)], check=True)
+                with loop_mounted(disk) as mounted:
+                    report.add(
+                        Row(f"clone on {kind} (reflink)", samples(mounted, "always", runs * 5), aim="below 10 ms")
+                    )
+    here = scratch / "here"
+    here.mkdir()
+    try:
+        report.add(Row("clone on this disk (sparse copy)", samples(here, "auto", max(2, runs // 2))))
+    finally:
+        shutil.rmtree(here)
+    return report
+
+
+def run(runs: int) -> list[Report]:
+    """Run this module's benchmarks ``runs`` times each and return their reports."""
+    scratch = Path(tempfile.mkdtemp(prefix="gvx-bench-", dir=os.environ.get("GVX_BENCH_DIR", "/var/tmp")))
+    try:
+        golden = scratch / "golden.ext4"
+        return [golden_report(scratch, golden, runs), clone_report(scratch, golden, runs)]
+    finally:
+        shutil.rmtree(scratch)
