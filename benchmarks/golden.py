@@ -2,8 +2,8 @@
 
 Input: the OCI layouts (gzip layers) of ``python:3.11-slim`` and ``swe-task``. Peers: decompressing and hashing the same
 layers with the same libraries (the floor), ``mke2fs -d`` of the same tree (the volume's own content, mounted by the
-kernel), ``docker load`` of the same images into a fresh dockerd on the same disk. Every contestant's output is on stable
-storage when its clock stops. Root is needed for the kernel mount and dockerd.
+kernel), ``docker load`` of the same images into a fresh dockerd on the same disk. Every contestant's output is on
+stable storage when its clock stops. Root is needed for the kernel mount and dockerd.
 """
 
 from __future__ import annotations

