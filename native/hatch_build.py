@@ -1,4 +1,4 @@
-"""Hatchling build hook: the static ``gvx-sentry`` goes into the wheel on linux x86_64; elsewhere it stays pure Python."""
+"""Hatchling build hook: the static ``gvx-sentry`` goes into the linux x86_64 wheel; other wheels are pure Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_go() -> str | None:
     return shutil.which("go") or (str(beside) if beside.exists() else None)
 
 
-class SentryBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class SentryBuildHook(BuildHookInterface):  # type: ignore[misc]
     """Builds ``native/cmd/gvx-sentry`` and marks the wheel as platform-specific."""
 
     PLUGIN_NAME = "custom"
