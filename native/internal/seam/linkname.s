@@ -1,0 +1,1 @@
+// Lets seccomp.go declare a function without a body for go:linkname.
