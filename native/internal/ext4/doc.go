@@ -1,0 +1,2 @@
+// Package ext4 is a read-write ext4 file system on a blockdev.Device.
+package ext4
