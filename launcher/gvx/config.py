@@ -140,8 +140,8 @@ def parse_cpus(text: str) -> int:
     try:
         cpus = float(text)
     except ValueError:
-        cpus = 0
-    if cpus < 1 or cpus != int(cpus):
+        cpus = 0.0
+    if cpus < 1 or not cpus.is_integer():
         raise ConfigError(f"{text!r} is no number of CPUs", hint="a whole number, at least 1")
     return int(cpus)
 
