@@ -130,6 +130,7 @@ def build_spec(config: Config, image: ImageConfig, fds: Descriptors, *, id: str,
         "lifeline_fd": fds.lifeline,
         "events_fd": fds.events,
         "runtime_dir": runtime_dir,
+        "stop_grace_ms": 0,  # when a guest has had time enough is decided here, not by the supervisor
     }
 
 

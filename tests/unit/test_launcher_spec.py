@@ -146,6 +146,7 @@ def test_the_document() -> None:
         "lifeline_fd": 7,
         "events_fd": 8,
         "runtime_dir": "/r",
+        "stop_grace_ms": 0,
     }
 
 

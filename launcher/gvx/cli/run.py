@@ -104,7 +104,7 @@ def foreground(box: Sandbox, timeout: float | None, stop_timeout: float) -> int:
             if number in _DEADLY:
                 raise GuestExit(128 + number)
         elif interrupts > 1 and number == signal.SIGINT:
-            box.kill()
+            box.stop(0)
         else:
             box.send_signal(number)
 
