@@ -58,6 +58,11 @@ class HostError(Ext4LiteError):
 
     exit_code = 6
 
+    @classmethod
+    def from_os(cls, error: OSError, where: str = "") -> HostError:
+        """Return the error for an ``OSError``, in the system's words."""
+        return cls((error.strerror or str(error)).lower(), where=where or str(error.filename or ""))
+
 
 class ImageError(Ext4LiteError):
     """A container image (docker-archive, OCI layout, layer tar) is damaged, incomplete or of an unknown kind."""

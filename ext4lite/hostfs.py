@@ -1,0 +1,202 @@
+"""What the core needs of the host's file system and Python's os module lacks: reflinks, hole punching, extents, sparse copies.
+
+Everything here works on plain file descriptors; on a system without the call the answer is "not available", never a crash at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from ext4lite.errors import HostError
+
+FICLONE = 0x40049409
+FS_IOC_FIEMAP = 0xC020660B
+FALLOC_FL_KEEP_SIZE = 0x1
+FALLOC_FL_PUNCH_HOLE = 0x2
+FIEMAP_FLAG_SYNC = 0x1
+FIEMAP_EXTENT_LAST = 0x1
+FIEMAP_EXTENT_UNWRITTEN = 0x800
+FIEMAP_EXTENT_SHARED = 0x2000
+
+NO_REFLINK = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTTY, errno.ENOSYS, errno.EPERM})
+"""Errors by which FICLONE says that blocks cannot be shared here."""
+
+_FIEMAP = Struct("=QQIIII")
+_FIEMAP_EXTENT = Struct("=QQQQQIIII")
+_CHUNK = 8 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class HostExtent:
+    """A run of a host file, all in bytes; ``shared`` says that another file has the same blocks."""
+
+    logical: int
+    physical: int
+    length: int
+    flags: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether the run's blocks belong to another file too."""
+        return bool(self.flags & FIEMAP_EXTENT_SHARED)
+
+
+def temp_beside(path: Path) -> tuple[int, Path]:
+    """Create an empty file of a new name in the target's directory; return (read-write descriptor, path). HostError."""
+    while True:
+        temp = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        try:
+            return os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise HostError.from_os(e, str(path)) from e
+
+
+def publish(fd: int, temp: Path, path: Path, *, durable: bool) -> None:
+    """Rename a temporary file to its target, with ``durable`` after an fsync and with one of the directory behind it. OSError."""
+    if durable:
+        os.fsync(fd)
+    temp.rename(path)
+    if durable:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+
+def ficlone(target: int, source: int) -> None:
+    """Make the file ``target`` share all blocks of ``source`` (Linux). OSError, see :data:`NO_REFLINK`."""
+    import fcntl
+
+    if sys.platform != "linux":
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+    fcntl.ioctl(target, FICLONE, source)
+
+
+def clonefile(source: Path, target: Path) -> None:
+    """macOS: make ``target``, which must not exist, a copy-on-write clone of ``source``. OSError. (Not tested: no macOS at hand.)"""
+    libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+    if libc.clonefile(os.fsencode(source), os.fsencode(target), 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_ffi: tuple[Any, Any] | None = None
+
+
+def _libc() -> tuple[Any, Any]:
+    """The C library by cffi in ABI mode, loaded at first use."""
+    global _ffi
+    if _ffi is None:
+        from cffi import FFI
+
+        ffi = FFI()
+        ffi.cdef("int fallocate64(int fd, int mode, int64_t offset, int64_t len);")
+        _ffi = ffi, ffi.dlopen(None)
+    return _ffi
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """``fallocate(2)`` with its mode flags. OSError; EOPNOTSUPP where the system has no such call."""
+    if sys.platform != "linux":
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    ffi, libc = _libc()
+    if libc.fallocate64(fd, mode, offset, length) != 0:
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
+
+
+def punch(fd: int, offset: int, length: int) -> bool:
+    """Turn bytes of a file into a hole, keeping its size; False where the host cannot (they then keep their content)."""
+    try:
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)
+    except OSError:
+        return False
+    return True
+
+
+def fiemap(fd: int) -> list[HostExtent]:
+    """Return the host extents of a whole file after a sync of it (Linux). OSError."""
+    import fcntl
+
+    out: list[HostExtent] = []
+    start, room = 0, 512
+    while True:
+        buffer = bytearray(_FIEMAP.pack(start, (1 << 64) - 1 - start, FIEMAP_FLAG_SYNC, 0, room, 0))
+        buffer += bytes(room * _FIEMAP_EXTENT.size)
+        fcntl.ioctl(fd, FS_IOC_FIEMAP, buffer, True)
+        mapped = _FIEMAP.unpack_from(buffer)[3]
+        for i in range(mapped):
+            values = _FIEMAP_EXTENT.unpack_from(buffer, _FIEMAP.size + i * _FIEMAP_EXTENT.size)
+            out.append(HostExtent(values[0], values[1], values[2], values[5]))
+        if mapped == 0 or out[-1].flags & FIEMAP_EXTENT_LAST:
+            return out
+        start = out[-1].logical + out[-1].length
+
+
+def data_runs(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of what is not a hole in the first ``size`` bytes of a file."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as e:
+            if e.errno == errno.ENXIO:
+                return
+            if e.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                yield at, size - at
+                return
+            raise
+        yield start, min(end, size) - start
+        at = end
+
+
+def copy_sparse(target: int, source: int, size: int) -> int:
+    """Copy ``size`` bytes between files, holes staying holes; return how many bytes were copied. OSError."""
+    os.ftruncate(target, size)
+    total = 0
+    kernel = hasattr(os, "copy_file_range")
+    for start, length in data_runs(source, size):
+        at, end = start, start + length
+        while at < end:
+            if kernel:
+                try:
+                    done = os.copy_file_range(source, target, min(end - at, _CHUNK * 16), at, at)
+                except OSError as e:
+                    if e.errno not in NO_REFLINK:
+                        raise
+                    kernel = False
+                    continue
+            else:
+                done = _pwrite_all(target, os.pread(source, min(end - at, _CHUNK), at), at)
+            if done == 0:
+                raise OSError(errno.EIO, "the source became shorter while it was copied")
+            at += done
+            total += done
+    return total
+
+
+def _pwrite_all(fd: int, data: bytes, offset: int) -> int:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], offset + done)
+    return done
+
+
+def unlink_quietly(path: Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(OSError):
+        path.unlink()
