@@ -203,7 +203,7 @@ class TarReader:
                 end = pos + BLOCK
                 if have < end:
                     return self._at_end(
-                        have, pos, records is not None or long_name is not None or long_link is not None
+                        have, pos, bool(records or long_name or long_link)
                     )
             buf = self._buf
             (
