@@ -1,7 +1,7 @@
 """A real dockerd on the host, the judge of golden volumes and image archives.  For tests only; needs root.
 
-The daemon runs in its own mount and PID namespace with its own /run: it finds no other containerd, whatever it mounts and
-starts ends with it, and the host's mount table never changes, not even when it is killed.
+The daemon runs in its own mount and PID namespace with its own /run: it finds no other containerd, whatever it mounts
+and starts ends with it, and the host's mount table never changes, not even when it is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HostDocker:
     ...     host.docker("run", "--rm", "--network", "none", "python:3.11-slim", "python", "-c", "print(6*7)").stdout
     '42\\n'
 
-    `data_root` is the daemon's ``--data-root`` (the /var/lib/docker of a golden volume); it must be mounted before `start`.
+    `data_root` is the daemon's ``--data-root``, the /var/lib/docker of a golden volume, mounted before `start`.
     `socket` is the daemon's unix socket while it runs, `log` its output.
     """
 
@@ -132,7 +132,7 @@ class HostDocker:
     def docker(
         self, *arguments: str, stdin: bytes | None = None, check: bool = True, timeout: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``docker ARGUMENTS…`` against this daemon; output is text.  HostDockerError when it fails and `check` is set."""
+        """Run ``docker ARGUMENTS…`` against this daemon; with `check`, HostDockerError when it fails."""
         done = subprocess.run(
             [self._client, *arguments],
             input=stdin or b"",
