@@ -30,6 +30,7 @@ from gvx.events import Event, EventReader
 from gvx.images import CachedImage, ImageCache, sentry_binary
 from gvx.runtime import RuntimeDir
 from gvx.spec import Descriptors, build_spec, encode_spec
+from gvx.stdio import Relays
 
 STOP_TIMEOUT = 10.0
 """Seconds between the stop signal and SIGKILL, as in ``docker stop``."""
@@ -41,12 +42,10 @@ _CLOSE_TIMEOUT = 10.0
 """Seconds for a killed guest's volumes to be written and closed."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that a supervisor hands on to the guest's first process."""
-_KINDS: dict[str, type[GvxError]] = {
-    "not-found": CommandNotFound,
-    "not-executable": CommandNotExecutable,
-    "volume": VolumeError,
-}
-"""The supervisor's error kinds that are more than an infrastructure error."""
+_NOT_FOUND = ("no such file or directory", "error finding executable")
+_NOT_EXECUTABLE = ("permission denied", "exec format error", "is a directory", "not a directory")
+"""What the guest's kernel says of a command that cannot be started. Docker tells 126 and 127 apart by such words, too
+(setExitCodeFromError in moby/daemon/start.go)."""
 
 
 class HasFileno(Protocol):
@@ -58,7 +57,7 @@ class HasFileno(Protocol):
 
 
 Stdio = int | HasFileno | None
-"""As in subprocess: None inherits, or a descriptor, subprocess.PIPE or DEVNULL, or an object with fileno()."""
+"""As in subprocess: None is our own, or a descriptor, PIPE or DEVNULL (negative), or an object with fileno()."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,6 +95,7 @@ class Sandbox:
         self._cache = cache or ImageCache.default()
         self._stdio = (stdin, stdout, stderr)
         self._lock = threading.RLock()
+        self._relays = Relays()
         self._cleanup = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._events: EventReader | None = None
@@ -145,7 +145,7 @@ class Sandbox:
             with open(spec_fd, "wb", closefd=False) as file:
                 file.write(encode_spec(spec))
             os.lseek(spec_fd, 0, os.SEEK_SET)
-            stdin, stdout, stderr = map(_descriptor, self._stdio)
+            stdin, stdout, stderr = self._child_stdio()
             self._exec_ns = time.monotonic_ns()
             try:
                 # A session of its own: Ctrl-C reaches us alone (it is forwarded), and the guest may read from our
@@ -161,6 +161,7 @@ class Sandbox:
                 )
             except OSError as error:
                 raise InfraError(f"cannot start: {error.strerror}", where=str(binary)) from error
+            self._relays.handed_over()
             self._pidfd = os.pidfd_open(self._process.pid)
             self._cleanup.callback(self._close_pidfd)
             self.stdin, self.stdout, self.stderr = self._process.stdin, self._process.stdout, self._process.stderr
@@ -294,8 +295,21 @@ class Sandbox:
                 code = process.wait()
                 events.join(_KILL_TIMEOUT)
                 self._outcome = self._judge(events, code)
+                self._relays.finish(_KILL_TIMEOUT if self._killed else None)
                 self._release()
             return self._outcome
+
+    def _child_stdio(self) -> tuple[int, int, int]:
+        """Make the child's stdin, stdout and stderr; see gvx.stdio for why ours are not given away."""
+        stdin, stdout, stderr = (
+            number if given is None else given if isinstance(given, int) else given.fileno()
+            for number, given in enumerate(self._stdio)
+        )
+        return (
+            stdin if stdin < 0 else self._relays.input(stdin),
+            stdout if stdout < 0 else self._relays.output(stdout),
+            stderr if stderr < 0 else self._relays.output(stderr),
+        )
 
     def _close_pidfd(self) -> None:
         os.close(self._pidfd)
@@ -311,8 +325,7 @@ class Sandbox:
             return ExitStatus(128 + signal.SIGKILL, signal.SIGKILL)
         failed = events.first("error")
         if failed is not None:
-            kind = _KINDS.get(str(failed.data.get("kind")), InfraError)
-            return kind(str(failed.data.get("message", "failed")), reported=True)
+            return _failure(str(failed.data.get("kind")), str(failed.data.get("message", "failed")))
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return InfraError(
             f"gvx-sentry ended without a word about the guest ({how})", where=self.id, reported=code == 125
@@ -320,14 +333,22 @@ class Sandbox:
 
     def _release(self) -> None:
         with self._lock:
+            self._relays.finish(_KILL_TIMEOUT)
             self._cleanup.close()
             for port in self.config.publish:
                 if port.path is not None:
                     _remove_dead_socket(port.path)
 
 
-def _descriptor(stdio: Stdio) -> int | None:
-    return stdio if stdio is None or isinstance(stdio, int) else stdio.fileno()
+def _failure(kind: str, message: str) -> GvxError:
+    """Make the error that a supervisor's ``error`` event stands for."""
+    if kind == "volume":
+        return VolumeError(message, reported=True)
+    if kind == "start" and any(words in message for words in _NOT_FOUND):
+        return CommandNotFound(message, reported=True)
+    if kind == "start" and any(words in message for words in _NOT_EXECUTABLE):
+        return CommandNotExecutable(message, reported=True)
+    return InfraError(message, reported=True)
 
 
 def _own(stack: ExitStack, fd: int) -> int:
