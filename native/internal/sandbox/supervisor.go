@@ -85,6 +85,7 @@ func Supervise(specFD int) int {
 	s := &supervisor{started: make(chan struct{}), debug: os.Getenv("GVX_DEBUG") != ""}
 	code, err := s.run(specFD, t0)
 	s.removeSockets()
+	s.removeRuntimeDir()
 	if err != nil {
 		kind := KindSetup
 		var f *failure
@@ -320,6 +321,20 @@ func (s *supervisor) removeSockets() {
 	s.listeners, s.sockets = nil, nil
 	if s.ep != nil {
 		_ = control.Remove(s.ep.RuntimeDir)
+	}
+}
+
+// removeRuntimeDir removes the private directory with the log when the launcher, whose it is, has gone: nobody else would.
+// The directory above is the launcher's too and goes with the last episode in it.
+func (s *supervisor) removeRuntimeDir() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.aborted || s.ep == nil {
+		return
+	}
+	_ = os.RemoveAll(s.ep.RuntimeDir)
+	if above := filepath.Dir(s.ep.RuntimeDir); strings.HasPrefix(filepath.Base(above), "gvx") {
+		_ = os.Remove(above) // Fails, as it should, while it is not empty.
 	}
 }
 
