@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/log"
 
 	"gvx.dev/gvx/native/internal/control"
 	"gvx.dev/gvx/native/internal/lockdown"
@@ -83,6 +84,10 @@ type bootReport struct {
 func Supervise(specFD int) int {
 	t0 := monotonicNS()
 	s := &supervisor{started: make(chan struct{}), debug: os.Getenv("GVX_DEBUG") != ""}
+	if !s.debug {
+		// gVisor's packages log to stderr, which is the guest's: a signal that meets a guest just ended would leave a line there.
+		log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+	}
 	code, err := s.run(specFD, t0)
 	s.removeSockets()
 	s.removeRuntimeDir()
