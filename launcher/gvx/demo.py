@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gvx import Config, ImageCache, Mount, Publish, Resources, Sandbox
 from gvx.errors import GvxError
@@ -366,12 +366,13 @@ def shared_bytes(path: Path) -> tuple[int, int]:
     return sum(extent.length for extent in extents if extent.shared), sum(extent.length for extent in extents)
 
 
-def clone_of(golden: Path, episode: Path, rows: Rows, reflink: str = "auto") -> Path:
+def clone_of(golden: Path, episode: Path, rows: Rows, reflink: Literal["auto", "always"] = "auto") -> Path:
     """Clone, and add a row with the time. Returns ``episode``."""
     from ext4lite.clone import clone
 
-    taken = timed(lambda: clone(golden, episode, reflink=reflink))
-    rows.append((f"clone {episode.name}", show(taken)))
+    result = clone(golden, episode, reflink=reflink)
+    how = "sparse copy: no reflinks here" if result.method == "copy" else "reflink"
+    rows.append((f"clone {episode.name} ({how})", show(result.seconds)))
     return episode
 
 

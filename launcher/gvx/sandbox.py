@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from gvx.config import Config, Mount
 from gvx.errors import CommandNotExecutable, CommandNotFound, GvxError, InfraError, SandboxTimeout, VolumeError
@@ -388,13 +388,11 @@ def _open_volume(cleanup: ExitStack, mount: Mount) -> int:
 
     path = mount.source or Path()
     try:
-        opened: Any = blockdev.open_for_guest(path, readonly=mount.readonly)
+        opened = blockdev.open_for_guest(path, mount.readonly)
     except Ext4LiteError as error:
         raise VolumeError(error.what, where=error.where or str(path), hint=error.hint) from error
-    except OSError as error:
-        raise VolumeError(str(error.strerror), where=str(path)) from error
     cleanup.callback(opened.close)
-    return int(opened.fileno())
+    return opened.fd
 
 
 def _remove_dead_socket(path: Path) -> None:
