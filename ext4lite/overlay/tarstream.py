@@ -202,7 +202,8 @@ class TarReader:
                 raw_start = 0
                 end = pos + BLOCK
                 if have < end:
-                    return self._at_end(have, pos, bool(records or long_name or long_link))
+                    self._at_end(have, pos, bool(records or long_name or long_link))
+                    return None
             buf = self._buf
             (
                 name, mode, uid, gid, size_field, mtime_field, chksum, kind, linkname, magic, _uname, _gname, major,
