@@ -47,6 +47,10 @@ class CorruptImage(Ext4LiteError):
     exit_code = 4
 
 
+class NeedsRecovery(CorruptImage):
+    """The volume was not closed cleanly: its journal must be replayed or its structures checked before it is used."""
+
+
 class Unsupported(Ext4LiteError):
     """The image is sound, but uses a feature that this version does not know."""
 

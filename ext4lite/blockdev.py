@@ -1,0 +1,212 @@
+"""The image file as a block device: who may use it (locks) and how it is handed to a guest.
+
+Whoever writes holds an exclusive lock on the file, readers and clones in progress a shared one. The locks are open-file-description
+locks (Linux): they belong to the descriptor, so a child that inherits it keeps the lock, and they vanish with the last
+copy, however its process ends. Such a lock does not tell who holds it; a record ``<image>.lock`` beside the file does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from uuid import UUID
+
+from ext4lite.errors import HostError, Unsupported, VolumeBusy
+from ext4lite.layout import constants as c
+from ext4lite.super import Super, read_super
+
+_FLOCK = Struct("@hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
+_BUSY = (errno.EAGAIN, errno.EACCES)
+StrPath = str | os.PathLike[str]
+
+
+def _set_lock(fd: int, kind: int) -> None:
+    """Take (F_RDLCK, F_WRLCK) or release (F_UNLCK) a lock on the whole file without waiting. OSError."""
+    if sys.platform == "linux":
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    else:
+        operation = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}[kind]
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
+
+
+def record_path(path: StrPath) -> Path:
+    """Return the path of the lock record of an image."""
+    path = Path(path)
+    return path.with_name(path.name + ".lock")
+
+
+def lock_shared(fd: int, path: StrPath) -> None:
+    """Take a shared lock for reading; VolumeBusy (naming the holder) if somebody writes, HostError."""
+    _lock(fd, path, fcntl.F_RDLCK)
+
+
+def lock_exclusive(fd: int, path: StrPath, command: str = "") -> None:
+    """Take an exclusive lock for writing and leave a record of it; VolumeBusy if anybody reads or writes, HostError.
+
+    ``fd`` must be open for writing. ``command`` names the holder in the record, by default the running program.
+    """
+    _lock(fd, path, fcntl.F_WRLCK)
+    _write_record(Path(path), command or Path(sys.argv[0] or "python").name)
+
+
+def unlock(fd: int, path: StrPath) -> None:
+    """Release the lock on this descriptor (and all its copies) and remove the record that this process left."""
+    remove_record(path)
+    with contextlib.suppress(OSError):
+        _set_lock(fd, fcntl.F_UNLCK)
+
+
+def _lock(fd: int, path: StrPath, kind: int) -> None:
+    try:
+        _set_lock(fd, kind)
+    except OSError as e:
+        if e.errno in _BUSY:
+            who = holder(path, fd)
+            raise VolumeBusy(f"the volume is in use{f' by {who}' if who else ''}", where=os.fspath(path)) from e
+        raise HostError.from_os(e, os.fspath(path)) from e
+
+
+def _write_record(path: Path, command: str) -> None:
+    record = json.dumps({"pid": os.getpid(), "command": command, "since": int(time.time())}) + "\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    # A directory that cannot be written to only costs the name in somebody's error message.
+    with contextlib.suppress(OSError):
+        fd = os.open(record_path(path), flags, 0o644)
+        try:
+            os.write(fd, record.encode())
+        finally:
+            os.close(fd)
+
+
+def remove_record(path: StrPath) -> None:
+    """Remove the lock record if this process wrote it."""
+    found = _read_record(path)
+    if found is not None and found[0] == os.getpid():
+        with contextlib.suppress(OSError):
+            record_path(path).unlink()
+
+
+def _read_record(path: StrPath) -> tuple[int, str] | None:
+    try:
+        record = json.loads(record_path(path).read_text()[:4096])
+        return int(record["pid"]), str(record["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def holder(path: StrPath, fd: int) -> str:
+    """Describe who has the volume locked ("gvx-launch (pid 4711)"); empty when that cannot be found out."""
+    record = _read_record(path)
+    if record is not None and _alive(record[0]):
+        return f"{record[1]} (pid {record[0]})"
+    return _holder_from_proc(fd)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _holder_from_proc(fd: int) -> str:
+    """Look for a process whose open file has the lock: /proc/PID/fdinfo lists the locks of each description (own processes only)."""
+    info = os.fstat(fd)
+    wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    with contextlib.suppress(OSError):
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                for entry in (process / "fdinfo").iterdir():
+                    text = entry.read_text()
+                    if "OFDLCK" in text and wanted in text and str(fd) != entry.name:
+                        name = (process / "comm").read_text().strip()
+                        return f"{name} (pid {process.name})"
+    return ""
+
+
+def open_image(path: StrPath, *, write: bool = False) -> int:
+    """Open an image and return its descriptor (close-on-exec); HostError, also for what is neither file nor block device."""
+    where = os.fspath(path)
+    try:
+        fd = os.open(where, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        raise HostError.from_os(e, where) from e
+    mode = os.fstat(fd).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        os.close(fd)
+        raise HostError("is not a regular file", where=where)
+    return fd
+
+
+@dataclass(slots=True)
+class GuestVolume:
+    """A checked and locked volume, ready to be handed over. Close it when the guest is gone; also a context manager."""
+
+    fd: int
+    """Read-write (or read-only) descriptor, close-on-exec. Its copies in children keep the lock."""
+    path: Path
+    readonly: bool
+    uuid: UUID
+    size: int
+    """Bytes of the file system."""
+    closed: bool = False
+
+    def close(self) -> None:
+        """Remove the lock record and close this copy of the descriptor. Harmless when called again."""
+        if not self.closed:
+            self.closed = True
+            if not self.readonly:
+                remove_record(self.path)
+            os.close(self.fd)
+
+    def __enter__(self) -> GuestVolume:
+        return self
+
+    def __exit__(self, t: type[BaseException] | None, v: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") -> GuestVolume:
+    """Open a volume for a guest: lock it, and check that its superblock is sound, clean and within what the driver can do.
+
+    Costs one read. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported (naming the features), HostError.
+    """
+    fd = open_image(path, write=not readonly)
+    try:
+        if readonly:
+            lock_shared(fd, path)
+        else:
+            lock_exclusive(fd, path, command)
+        found = read_super(fd, os.fspath(path))
+        _require_guest_features(found, readonly)
+        found.require_clean()
+    except BaseException:
+        if not readonly:
+            remove_record(path)
+        os.close(fd)
+        raise
+    return GuestVolume(fd, Path(path), readonly, found.uuid, found.blocks * found.block_size)
+
+
+def _require_guest_features(found: Super, readonly: bool) -> None:
+    names = c.feature_names(found.incompat & ~(c.GUEST_INCOMPAT | c.INCOMPAT_RECOVER), c.INCOMPAT, "I")
+    if not readonly:
+        names += c.feature_names(found.ro_compat & ~c.GUEST_RO_COMPAT, c.RO_COMPAT, "R")
+    if names:
+        hint = "" if readonly else "ext4lite mkfs and mkgolden make volumes that it can"
+        raise Unsupported(f"a guest cannot use a volume with {', '.join(names)}", where=found.where, hint=hint)
