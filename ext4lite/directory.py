@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from ext4lite.checksum import crc32c
-from ext4lite.errors import Unsupported
+from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.htree import HALF_MD4, effective_version, name_hash
 from ext4lite.layout._codecs import DirEntryHeader, DirEntryTail, DxCountLimit, DxEntry, DxRootInfo, DxTail
 from ext4lite.layout.constants import DIR_TAIL_TYPE
@@ -17,6 +17,7 @@ DX_ROOT_AT = 32
 DX_NODE_AT = 8
 _DX = DxEntry.STRUCT
 _U32X2 = Struct("<II")
+_DOTS = (b".", b"..")
 DirEntry = tuple[bytes, int, int]
 """(name, inode number, file type as in FT_BY_MODE)."""
 
@@ -48,6 +49,66 @@ def pack_leaf(entries: Sequence[DirEntry], block_size: int, seed: int) -> bytes:
         at += size
     body = b"".join(parts) if entries else HEADER.pack(0, room, 0, 0) + bytes(room - 8)
     return body + leaf_checksum_tail(body, seed)
+
+
+def parse(data: bytes, inodes: int, where: str) -> list[DirEntry]:
+    """Read the entries in use of a block (or of any area of entries), without ``.`` and ``..``.
+
+    ``inodes`` is the volume's number of inodes. CorruptImage with ``where`` for an entry that leaves the area or cannot be a name.
+    """
+    out = []
+    at, end = 0, len(data)
+    unpack_from = HEADER.unpack_from
+    while at < end:
+        if at + 8 > end:
+            raise CorruptImage(f"directory entry at byte {at} is cut off", where=where)
+        ino, size, name_len, kind = unpack_from(data, at)
+        if size in (0, 65535) and end == 65536:
+            size = 65536
+        if size < 8 + (name_len if ino else 0) or size & 3 or at + size > end:
+            raise CorruptImage(f"directory entry at byte {at} has length {size}", where=where)
+        if ino:
+            name = data[at + 8 : at + 8 + name_len]
+            if name not in _DOTS:
+                if ino > inodes:
+                    raise CorruptImage(f"directory entry {name!r} has inode number {ino} of {inodes}", where=where)
+                if not name or b"/" in name or b"\0" in name:
+                    raise CorruptImage(f"directory entry at byte {at} has the name {name!r}", where=where)
+                out.append((name, ino, kind))
+        at += size
+    return out
+
+
+def verify_block(data: bytes, seed: int, index_possible: bool, where: str) -> None:
+    """Check the checksum of a directory block, which is a leaf, or in an indexed directory perhaps a root or inner node."""
+    size = len(data)
+    ino, first_len, name_len, _ = HEADER.unpack_from(data)
+    if index_possible and name_len <= 2:
+        whole = first_len == size or (size == 65536 and first_len in (0, 65535))
+        if ino == 0 and whole:
+            _verify_dx(data, DX_NODE_AT, seed, where)
+            return
+        if first_len == 12 and name_len == 1:
+            rest = HEADER.unpack_from(data, 12)[1]
+            if rest == size - 12:
+                _verify_dx(data, DX_ROOT_AT, seed, where)
+                return
+    tail = DirEntryTail.unpack(data, size - TAIL_SIZE)
+    if tail.det_reserved_zero1 or tail.det_rec_len != TAIL_SIZE or tail.det_reserved_ft != DIR_TAIL_TYPE:
+        raise CorruptImage("directory block has no checksum", where=where)
+    if crc32c(seed, data[: size - TAIL_SIZE]) != tail.det_checksum:
+        raise CorruptImage("directory block checksum is wrong", where=where)
+
+
+def _verify_dx(data: bytes, at: int, seed: int, where: str) -> None:
+    head = DxCountLimit.unpack(data, at)
+    tail_at = at + head.limit * _DX.size
+    if head.count > head.limit or tail_at + DxTail.SIZE > len(data):
+        raise CorruptImage(f"directory index says {head.count} of {head.limit} entries", where=where)
+    tail = DxTail.unpack(data, tail_at)
+    covered = data[: at + head.count * _DX.size] + data[tail_at : tail_at + 4] + bytes(4)
+    if crc32c(seed, covered) != tail.dt_checksum:
+        raise CorruptImage("directory index checksum is wrong", where=where)
 
 
 def _dots(ino: int, parent: int) -> list[DirEntry]:

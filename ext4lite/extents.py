@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import iter_unpack
+from typing import Protocol
 
 from ext4lite.checksum import crc32c
+from ext4lite.errors import CorruptImage
 from ext4lite.layout._codecs import Extent as ExtentCodec
 from ext4lite.layout._codecs import ExtentHeader, ExtentIdx
-from ext4lite.layout.constants import EXTENT_MAGIC, MAX_EXTENT_LEN
+from ext4lite.layout.constants import EXTENT_MAGIC, MAX_EXTENT_DEPTH, MAX_EXTENT_LEN
 
 HEADER = ExtentHeader.STRUCT
 ENTRY = ExtentCodec.STRUCT
@@ -86,6 +88,74 @@ def build_tree(
     return root + bytes(60 - len(root)), out
 
 
-def iter_raw(data: bytes, count: int) -> list[tuple[int, int, int, int]]:
-    """Return the first ``count`` leaf entries behind the header at the beginning of ``data``, as stored."""
-    return list(iter_unpack(ENTRY.format, data[HEADER.size : HEADER.size + count * ENTRY.size]))
+def read_tree(root: bytes, io: BlockReader, seed: int | None, where: str) -> tuple[list[Extent], int]:
+    """Read the tree that begins in the 60 bytes ``root`` of an inode; return (extents, ascending, and number of tree blocks).
+
+    ``seed`` is the inode's checksum seed, None when metadata has no checksums. Work is bounded: depth falls at each step and no
+    block may be met twice. CorruptImage with ``where`` for anything that breaks the format.
+    """
+    out: list[Extent] = []
+    seen: set[int] = set()
+    depth = _check_header(root, ROOT_MAX, None, where)
+
+    def node(data: bytes, depth: int, low: int, high: int, where: str) -> None:
+        count = HEADER.unpack_from(data)[1]
+        body = data[HEADER.size : HEADER.size + count * ENTRY.size]
+        if depth == 0:
+            for logical, length, start_high, start_low in iter_unpack(ENTRY.format, body):
+                unwritten = length > MAX_EXTENT_LEN
+                run = length - MAX_EXTENT_LEN if unwritten else length
+                physical = start_low | start_high << 32
+                end = logical + run
+                if run == 0 or logical < low or end > high:
+                    raise CorruptImage(f"extent of {run} blocks at file block {logical} is out of order", where=where)
+                if physical < io.first_data_block or physical + run > io.blocks:
+                    raise CorruptImage(f"extent points to blocks {physical}+{run}, outside the volume", where=where)
+                out.append(Extent(logical, physical, run, unwritten))
+                low = end
+            return
+        entries = list(iter_unpack(INDEX.format, body))
+        for i, (logical, leaf_low, leaf_high, _) in enumerate(entries):
+            number = leaf_low | leaf_high << 32
+            if logical < low or logical >= high:
+                raise CorruptImage(f"extent index entry for file block {logical} is out of order", where=where)
+            if number in seen:
+                raise CorruptImage(f"extent tree meets block {number} twice", where=where)
+            seen.add(number)
+            inside = f"{where}, extent block {number}"
+            child = io.block(number, inside)
+            below = _check_header(child, entries_per_block(len(child)), depth - 1, inside)
+            if seed is not None:
+                at = HEADER.size + HEADER.unpack_from(child)[2] * ENTRY.size
+                if crc32c(seed, child[:at]) != int.from_bytes(child[at : at + 4], "little"):
+                    raise CorruptImage("extent block checksum is wrong", where=inside)
+            until = entries[i + 1][0] if i + 1 < len(entries) else high
+            if until <= logical:
+                raise CorruptImage(f"extent index entry for file block {until} is out of order", where=where)
+            node(child, below, logical, until, inside)
+            low = logical + 1
+
+    node(root, depth, 0, 1 << 32, where)
+    return out, len(seen)
+
+
+class BlockReader(Protocol):
+    """What a tree needs of its volume: checked reading of single blocks."""
+
+    first_data_block: int
+    blocks: int
+
+    def block(self, number: int, where: str) -> bytes:
+        """Return block ``number``; CorruptImage with ``where`` when it lies outside the volume."""
+        ...
+
+
+def _check_header(data: bytes, most: int, depth: int | None, where: str) -> int:
+    magic, count, room, found, _ = HEADER.unpack_from(data)
+    if magic != EXTENT_MAGIC:
+        raise CorruptImage(f"extent header has magic {magic:#06x}", where=where)
+    if count > room or room > most:
+        raise CorruptImage(f"extent header says {count} of {room} entries where {most} fit", where=where)
+    if found > MAX_EXTENT_DEPTH or (depth is not None and found != depth):
+        raise CorruptImage(f"extent header says depth {found}", where=where)
+    return int(found)

@@ -1,0 +1,130 @@
+"""Inodes: the record on disk, its checksum, and what it says in plain terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Literal
+
+from ext4lite.checksum import crc32c, inode_seed
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import Inode as InodeCodec
+
+Kind = Literal["file", "dir", "symlink", "char", "block", "fifo", "socket"]
+
+KIND_OF_TYPE: dict[int, Kind] = {
+    c.S_IFREG: "file",
+    c.S_IFDIR: "dir",
+    c.S_IFLNK: "symlink",
+    c.S_IFCHR: "char",
+    c.S_IFBLK: "block",
+    c.S_IFIFO: "fifo",
+    c.S_IFSOCK: "socket",
+}
+
+_NS = 1_000_000_000
+_U32X2 = Struct("<II")
+_LOW = InodeCodec.OFFSET_l_i_checksum_lo
+_HIGH = InodeCodec.OFFSET_i_checksum_hi
+_HIGH_COVERED = _HIGH + 2 - 128  # i_extra_isize from which the checksum has a high half
+
+
+@dataclass(slots=True)
+class InodeRecord:
+    """An inode as read: number, whole record, decoded fields (those beyond ``extra_isize`` are zero)."""
+
+    ino: int
+    raw: bytes
+    fields: InodeCodec
+    extra_isize: int
+
+    @property
+    def size(self) -> int:
+        """``i_size`` in bytes."""
+        return self.fields.i_size_lo | self.fields.i_size_high << 32
+
+    @property
+    def type(self) -> int:
+        """The file type bits of the mode."""
+        return self.fields.i_mode & c.S_IFMT
+
+    @property
+    def file_acl(self) -> int:
+        """Number of the attribute block, 0 for none."""
+        return self.fields.i_file_acl_lo | self.fields.l_i_file_acl_high << 32
+
+
+@dataclass(slots=True)
+class Stat:
+    """What ``stat`` says about an inode. Times in nanoseconds since 1970; ``mode`` is the 12 permission bits."""
+
+    ino: int
+    kind: Kind
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int
+    blocks512: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    crtime_ns: int
+    rdev: tuple[int, int]
+    flags: int
+    generation: int
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
+
+
+def checksum_ok(record: bytes, ino: int, seed: int, stored: InodeCodec, extra_isize: int) -> bool:
+    """Tell whether a whole inode record has the right crc32c; one of zeros is valid (an inode never used)."""
+    if len(record) > 128 and extra_isize >= _HIGH_COVERED:
+        blank = record[:_LOW] + b"\0\0" + record[_LOW + 2 : _HIGH] + b"\0\0" + record[_HIGH + 2 :]
+        wanted = stored.l_i_checksum_lo | stored.i_checksum_hi << 16
+        computed = crc32c(inode_seed(seed, ino, stored.i_generation), blank)
+    else:
+        blank = record[:_LOW] + b"\0\0" + record[_LOW + 2 :]
+        wanted = stored.l_i_checksum_lo
+        computed = crc32c(inode_seed(seed, ino, stored.i_generation), blank) & 0xFFFF
+    return computed == wanted or not any(record)
+
+
+def decode_time(low: int, extra: int) -> int:
+    """Nanoseconds of signed seconds and the extra word: its lower 2 bits are the epoch, the others nanoseconds."""
+    return (low + ((extra & 3) << 32)) * _NS + (extra >> 2)
+
+
+def decode_rdev(block: bytes) -> tuple[int, int]:
+    """Return (major, minor): the old form in the first word, or the new one in the second."""
+    old, new = _U32X2.unpack_from(block)
+    if old:
+        return old >> 8 & 0xFF, old & 0xFF
+    return new >> 8 & 0xFFF, new & 0xFF | new >> 12 & 0xFFF00
+
+
+def stat_of(record: InodeRecord, block_size: int, huge_files: bool) -> Stat:
+    """Decode a record whose type is valid. ``huge_files``: the volume has the huge_file feature."""
+    i = record.fields
+    kind = KIND_OF_TYPE[i.i_mode & c.S_IFMT]
+    blocks = i.i_blocks_lo
+    if huge_files:
+        blocks |= i.l_i_blocks_high << 32
+        if i.i_flags & c.HUGE_FILE_FL:
+            blocks *= block_size // 512
+    return Stat(
+        ino=record.ino,
+        kind=kind,
+        mode=i.i_mode & 0o7777,
+        uid=i.i_uid | i.l_i_uid_high << 16,
+        gid=i.i_gid | i.l_i_gid_high << 16,
+        nlink=i.i_links_count,
+        size=i.i_size_lo | i.i_size_high << 32,
+        blocks512=blocks,
+        atime_ns=decode_time(i.i_atime, i.i_atime_extra),
+        mtime_ns=decode_time(i.i_mtime, i.i_mtime_extra),
+        ctime_ns=decode_time(i.i_ctime, i.i_ctime_extra),
+        crtime_ns=decode_time(i.i_crtime, i.i_crtime_extra),
+        rdev=decode_rdev(i.i_block) if kind in ("char", "block") else (0, 0),
+        flags=i.i_flags,
+        generation=i.i_generation,
+    )

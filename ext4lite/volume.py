@@ -1,0 +1,481 @@
+"""The read side of a volume: names, inodes, data, attributes. Everything is checked; what breaks the format is CorruptImage.
+
+    with Volume.open("golden.ext4") as v:
+        ino = v.lookup("/etc/hostname")
+        if ino is not None:
+            print(v.read(ino, 0, 4096))
+
+Reads ext2, ext3 and ext4 images of any block size that mke2fs makes. The journal is not replayed: a volume that needs it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from types import TracebackType
+
+from ext4lite import directory, extents, indirect, xattrs
+from ext4lite.blockdev import StrPath, lock_shared, open_image
+from ext4lite.checksum import (
+    crc32c,
+    group_desc_checksum,
+    group_desc_crc16,
+    inode_seed,
+    xattr_block_checksum,
+)
+from ext4lite.errors import CorruptImage, HostError
+from ext4lite.extents import Extent
+from ext4lite.geometry import has_sparse_super
+from ext4lite.inode import KIND_OF_TYPE, InodeRecord, Stat, checksum_ok, stat_of
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import GroupDesc, Inode, XattrHeader
+from ext4lite.super import Super, read_super
+
+__all__ = ["Extent", "Stat", "Volume"]
+
+_WINDOW = 64 << 10
+_WINDOWS_KEPT = 128
+_CHUNK = 4 << 20
+_MAX_INLINE = 1 << 16
+_MAX_EA_VALUE = 1 << 16
+_INLINE_IN_INODE = 60
+_ZEROS = bytes(1 << 20)
+_FULL_EXTRA = Inode.SIZE - 128
+
+
+class Volume:
+    """An image open for reading, under a shared lock. Not thread-safe. Make it with :meth:`open`."""
+
+    def __init__(self, fd: int, sb: Super, where: str) -> None:
+        self.super = sb
+        self.where = where
+        self.block_size = sb.block_size
+        self.blocks = sb.blocks
+        self.first_data_block = sb.first_data_block
+        self.root = c.ROOT_INO
+        self._fd = fd
+        self._inodes = sb.raw.s_inodes_count
+        self._per_group = sb.raw.s_inodes_per_group
+        self._inode_size = sb.inode_size
+        self._seed: int | None = sb.seed if sb.metadata_csum else None
+        self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
+        self._windows: OrderedDict[int, bytes] = OrderedDict()
+        self._descriptors: dict[int, GroupDesc] = {}
+        self._directories: OrderedDict[int, dict[bytes, int]] = OrderedDict()
+
+    @classmethod
+    def open(cls, path: StrPath, *, dirty: bool = False) -> Volume:
+        """Open an image and lock it for reading.
+
+        ``dirty`` accepts a volume that was not closed cleanly (its content may be inconsistent). Raises VolumeBusy,
+        NeedsRecovery (the journal must be replayed first), CorruptImage, Unsupported, HostError.
+        """
+        where = os.fspath(path)
+        fd = open_image(path)
+        try:
+            lock_shared(fd, path)
+            sb = read_super(fd, where)
+            if sb.needs_recovery and not dirty:
+                sb.require_clean()
+            return cls(fd, sb, where)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Release file and lock. Harmless when called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Volume:
+        return self
+
+    def __exit__(self, t: type[BaseException] | None, v: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- blocks -----------------------------------------------------------------------------------------------------
+
+    def _pread(self, length: int, offset: int, where: str) -> bytes:
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as e:
+            raise HostError.from_os(e, self.where) from e
+        if len(data) != length:
+            # pread gives at most 2 GiB at once, but nothing here asks for that much
+            raise CorruptImage(f"the image ends before byte {offset + length}", where=where)
+        return data
+
+    def block(self, number: int, where: str = "") -> bytes:
+        """Return block ``number``; CorruptImage with ``where`` when it lies outside the volume."""
+        if not 0 <= number < self.blocks:
+            raise CorruptImage(
+                f"block {number} lies outside the volume of {self.blocks} blocks", where=where or self.where
+            )
+        return self._pread(self.block_size, number * self.block_size, where or self.where)
+
+    def _metadata(self, offset: int, length: int, where: str) -> bytes:
+        """Read a small piece through a cache of aligned 64 KiB windows."""
+        start = offset & ~(_WINDOW - 1)
+        window = self._windows.get(start)
+        if window is None:
+            size = min(_WINDOW, self.blocks * self.block_size - start)
+            if size <= 0:
+                raise CorruptImage(f"byte {offset} lies outside the volume", where=where)
+            window = self._windows[start] = self._pread(size, start, where)
+            if len(self._windows) > _WINDOWS_KEPT:
+                self._windows.popitem(last=False)
+        piece = window[offset - start : offset - start + length]
+        if len(piece) != length:
+            raise CorruptImage(f"byte {offset} lies outside the volume", where=where)
+        return piece
+
+    # -- groups and inodes ------------------------------------------------------------------------------------------
+
+    def _at(self, what: str) -> str:
+        return f"{self.where}: {what}"
+
+    def has_super(self, group: int) -> bool:
+        """Tell whether a group begins with a copy of the superblock."""
+        sb = self.super
+        if sb.compat & c.COMPAT_SPARSE_SUPER2:
+            return group == 0 or group in sb.raw.s_backup_bgs
+        return has_sparse_super(group) if sb.ro_compat & c.RO_SPARSE_SUPER else True
+
+    def group(self, group: int) -> GroupDesc:
+        """Return a group's descriptor, its checksum verified and its pointers inside the volume."""
+        found = self._descriptors.get(group)
+        if found is not None:
+            return found
+        sb = self.super
+        where = self._at(f"group {group}")
+        per_block = self.block_size // sb.desc_size
+        table_block, index = divmod(group, per_block)
+        block = self.first_data_block + 1 + table_block
+        if sb.incompat & c.INCOMPAT_META_BG and table_block >= sb.raw.s_first_meta_bg:
+            first = table_block * per_block
+            block = sb.group_first(first) + self.has_super(first)
+        raw = self._metadata(block * self.block_size + index * sb.desc_size, sb.desc_size, where)
+        desc = GroupDesc.unpack(raw if sb.desc_size >= GroupDesc.SIZE else raw + bytes(GroupDesc.SIZE - len(raw)))
+        if self._seed is not None:
+            wanted = group_desc_checksum(self._seed, group, raw)
+        elif sb.ro_compat & c.RO_GDT_CSUM:
+            wanted = group_desc_crc16(sb.raw.s_uuid, group, raw)
+        else:
+            wanted = desc.bg_checksum
+        if wanted != desc.bg_checksum:
+            raise CorruptImage("group descriptor checksum is wrong", where=where)
+        table = desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32
+        table_blocks = -(-self._per_group * self._inode_size // self.block_size)
+        if not (self.first_data_block < table and table + table_blocks <= self.blocks):
+            raise CorruptImage(f"inode table at block {table} lies outside the volume", where=where)
+        self._descriptors[group] = desc
+        return desc
+
+    def inode(self, ino: int) -> InodeRecord:
+        """Return the record of an inode, its checksum verified. CorruptImage for a number outside the volume."""
+        where = self._at(f"inode {ino}")
+        if not 0 < ino <= self._inodes:
+            raise CorruptImage(f"there are only {self._inodes} inodes", where=where)
+        group, index = divmod(ino - 1, self._per_group)
+        desc = self.group(group)
+        table = desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32
+        raw = self._metadata(table * self.block_size + index * self._inode_size, self._inode_size, where)
+        return self._decode(ino, raw, where)
+
+    def _decode(self, ino: int, raw: bytes, where: str) -> InodeRecord:
+        extra = raw[128] | raw[129] << 8 if len(raw) > 128 else 0
+        if extra >= _FULL_EXTRA:
+            fields = Inode.unpack(raw)
+        else:
+            fields = Inode.unpack(raw[: 128 + extra] + bytes(Inode.SIZE))
+        if extra & 3 or 128 + extra > len(raw):
+            raise CorruptImage(f"extra size {extra} is impossible", where=where)
+        if self._seed is not None and not checksum_ok(raw, ino, self._seed, fields, extra):
+            raise CorruptImage("inode checksum is wrong", where=where)
+        return InodeRecord(ino, raw, fields, extra)
+
+    def _live(self, ino: int) -> InodeRecord:
+        record = self.inode(ino)
+        if record.type not in KIND_OF_TYPE or not record.fields.i_links_count:
+            what = (
+                "is not in use, but has a name"
+                if not record.fields.i_links_count
+                else f"has mode {record.fields.i_mode:#o}"
+            )
+            raise CorruptImage(what, where=self._at(f"inode {ino}"))
+        return record
+
+    def used_inodes(self) -> Iterator[InodeRecord]:
+        """Yield the records of all inodes with links, group after group, without looking at names."""
+        for group in range(self.super.groups):
+            desc = self.group(group)
+            uninit = self._seed is not None or self.super.ro_compat & c.RO_GDT_CSUM
+            if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
+                continue
+            unused = desc.bg_itable_unused_lo | desc.bg_itable_unused_hi << 16 if uninit else 0
+            for index in range(max(0, self._per_group - unused)):
+                ino = group * self._per_group + index + 1
+                if ino < c.FIRST_INO and ino not in (c.ROOT_INO, c.JOURNAL_INO):
+                    continue
+                record = self.inode(ino)
+                if record.fields.i_links_count and record.type in KIND_OF_TYPE:
+                    yield record
+
+    def stat(self, ino: int) -> Stat:
+        """Return what an inode says about itself. CorruptImage for an inode that is not in use."""
+        return stat_of(self._live(ino), self.block_size, self._huge_files)
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    def extents(self, ino: int) -> list[Extent]:
+        """Return the runs of a file, directory or long symlink, ascending; holes are left out. Empty for inline data."""
+        return self.map(self._live(ino))[0]
+
+    def map(self, record: InodeRecord) -> tuple[list[Extent], int]:
+        """Return (runs, number of tree or pointer blocks) of a record."""
+        where = self._at(f"inode {record.ino}")
+        flags = record.fields.i_flags
+        if flags & c.INLINE_DATA_FL:
+            return [], 0
+        if flags & c.EXTENTS_FL:
+            seed = None if self._seed is None else inode_seed(self._seed, record.ino, record.fields.i_generation)
+            return extents.read_tree(record.fields.i_block, self, seed, where)
+        if record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
+            return [], 0
+        file_blocks = -(-record.size // self.block_size)
+        return indirect.read_map(record.fields.i_block, self, self.block_size, file_blocks, where)
+
+    def chunks(self, ino: int) -> Iterator[bytes]:
+        """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
+        yield from self._chunks(self._live(ino), 0, 1 << 63)
+
+    def read(self, ino: int, offset: int, length: int) -> bytes:
+        """Return up to ``length`` bytes of a file from ``offset``; short at its end."""
+        return b"".join(self._chunks(self._live(ino), offset, length))
+
+    def _chunks(self, record: InodeRecord, offset: int, length: int) -> Iterator[bytes]:
+        size = record.size
+        end = min(size, offset + length)
+        if offset >= end:
+            return
+        if record.fields.i_flags & c.INLINE_DATA_FL:
+            yield self._inline(record)[offset:end].ljust(end - offset, b"\0")
+            return
+        block_size = self.block_size
+        where = self._at(f"inode {record.ino}")
+        at = offset
+        for run in self.map(record)[0]:
+            start, stop = run.logical * block_size, (run.logical + run.count) * block_size
+            if stop <= at:
+                continue
+            if start >= end:
+                break
+            if start > at:
+                yield from _zeros(start - at)
+                at = start
+            stop = min(stop, end)
+            if run.unwritten:
+                yield from _zeros(stop - at)
+                at = stop
+                continue
+            base = run.physical * block_size - start
+            while at < stop:
+                got = min(_CHUNK, stop - at)
+                yield self._pread(got, base + at, where)
+                at += got
+        if at < end:
+            yield from _zeros(end - at)
+
+    def _inline(self, record: InodeRecord) -> bytes:
+        """Return inline data: what ``i_block`` holds and, beyond, the attribute ``system.data``."""
+        data = record.fields.i_block
+        if record.size > _INLINE_IN_INODE or record.type == c.S_IFDIR:
+            for index, name, value, _, _ in self._inode_area(record):
+                if index == c.XATTR_INDEX_SYSTEM and name == b"data":
+                    data += value
+        if record.size > max(len(data), _MAX_INLINE):
+            raise CorruptImage(f"inline data of {record.size} bytes", where=self._at(f"inode {record.ino}"))
+        return data
+
+    def _is_fast_symlink(self, record: InodeRecord) -> bool:
+        if record.type != c.S_IFLNK:
+            return False
+        i = record.fields
+        own = self.block_size // 512 if record.file_acl else 0
+        return i.i_blocks_lo - own == 0
+
+    def readlink(self, ino: int) -> bytes:
+        """Return a symlink's target. CorruptImage for an impossible length or another kind of inode."""
+        record = self._live(ino)
+        where = self._at(f"inode {ino}")
+        if record.type != c.S_IFLNK:
+            raise CorruptImage("is not a symlink", where=where)
+        size = record.size
+        if not 0 < size <= self.block_size:
+            raise CorruptImage(f"symlink of {size} bytes", where=where)
+        if self._is_fast_symlink(record) and not record.fields.i_flags & c.INLINE_DATA_FL:
+            if size > _INLINE_IN_INODE:
+                raise CorruptImage(f"symlink of {size} bytes without a block", where=where)
+            return record.fields.i_block[:size]
+        return b"".join(self._chunks(record, 0, size))
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def iterdir(self, ino: int) -> list[directory.DirEntry]:
+        """Return (name, inode number, file type) of a directory's entries as they lie there, without ``.`` and ``..``."""
+        record = self._live(ino)
+        where = self._at(f"directory inode {ino}")
+        if record.type != c.S_IFDIR:
+            raise CorruptImage("is not a directory", where=where)
+        if record.fields.i_flags & c.INLINE_DATA_FL:
+            data = self._inline(record)
+            return self._parse(data[4:_INLINE_IN_INODE], where) + self._parse(data[_INLINE_IN_INODE:], where)
+        block_size, size = self.block_size, record.size
+        count, rest = divmod(size, block_size)
+        if rest or not count:
+            raise CorruptImage(f"size of {size} bytes is not whole blocks", where=where)
+        seed = None if self._seed is None else inode_seed(self._seed, ino, record.fields.i_generation)
+        index_possible = bool(record.fields.i_flags & c.INDEX_FL)
+        out: list[directory.DirEntry] = []
+        done = 0
+        for run in self.map(record)[0]:
+            if run.logical >= count:
+                break
+            if run.logical != done or run.unwritten:
+                raise CorruptImage(f"has a hole at its block {done}", where=where)
+            for i in range(min(run.count, count - run.logical)):
+                inside = f"{where}, block {run.physical + i}"
+                data = self.block(run.physical + i, inside)
+                if seed is not None:
+                    directory.verify_block(data, seed, index_possible, inside)
+                out += self._parse(data, inside)
+            done = run.logical + run.count
+        if done < count:
+            raise CorruptImage(f"has a hole at its block {done}", where=where)
+        return out
+
+    def _parse(self, data: bytes, where: str) -> list[directory.DirEntry]:
+        return directory.parse(data, self._inodes, where)
+
+    def lookup(self, path: str | bytes, start: int = c.ROOT_INO) -> int | None:
+        """Return the inode number of a path (from directory ``start``), or None. Symlinks on the way are not followed."""
+        ino = start
+        for part in os.fsencode(path).split(b"/"):
+            if part in (b"", b"."):
+                continue
+            if self.inode(ino).type != c.S_IFDIR:
+                return None
+            names = self._directories.get(ino)
+            if names is None:
+                names = self._directories[ino] = {name: number for name, number, _ in self.iterdir(ino)}
+                if len(self._directories) > _WINDOWS_KEPT:
+                    self._directories.popitem(last=False)
+            found = names.get(part)
+            if found is None:
+                return None
+            ino = found
+        return ino
+
+    def walk(self, start: int = c.ROOT_INO, path: bytes = b"") -> Iterator[tuple[bytes, int]]:
+        """Yield (path, inode number) of everything below a directory, parents first; paths begin with ``/``.
+
+        CorruptImage when a directory turns up twice (a loop, or a second name).
+        """
+        seen = {start}
+        pending = [(path, start)]
+        while pending:
+            above, ino = pending.pop()
+            below = []
+            for name, child, _ in self.iterdir(ino):
+                inside = above + b"/" + name
+                yield inside, child
+                if self._live(child).type == c.S_IFDIR:
+                    if child in seen:
+                        where = self._at(f"directory inode {child}")
+                        raise CorruptImage(f"has a second name, {inside!r}", where=where)
+                    seen.add(child)
+                    below.append((inside, child))
+            pending += reversed(below)
+
+    # -- attributes -------------------------------------------------------------------------------------------------
+
+    def _inode_area(self, record: InodeRecord) -> list[tuple[int, bytes, bytes, int, int]]:
+        at = 128 + record.extra_isize
+        raw = record.raw
+        if at + 4 > len(raw) or int.from_bytes(raw[at : at + 4], "little") != c.XATTR_MAGIC:
+            return []
+        return xattrs.parse_area(raw, at + 4, at + 4, self._at(f"inode {record.ino}"))
+
+    def xattrs(self, ino: int) -> dict[bytes, bytes]:
+        """Return full names and values (POSIX ACLs in the form of the system calls) of an inode's attributes."""
+        record = self._live(ino)
+        return self.xattrs_of(record)
+
+    def xattrs_of(self, record: InodeRecord) -> dict[bytes, bytes]:
+        """Return the attributes of a record; see :meth:`xattrs`."""
+        found = self._inode_area(record) if self._inode_size > 128 else []
+        block = record.file_acl
+        if block:
+            found = found + self._xattr_block(block, f"inode {record.ino}, attribute block {block}")
+        out = {}
+        for index, name, value, outside, size in found:
+            if index == c.XATTR_INDEX_SYSTEM and name == b"data":
+                continue  # inline data, not an attribute
+            full = xattrs.join_name(index, name)
+            if full is None or full in out:
+                continue
+            data = self._outside_value(outside, size, record.ino) if outside else value
+            if index in (c.XATTR_INDEX_ACL_ACCESS, c.XATTR_INDEX_ACL_DEFAULT):
+                data = xattrs.acl_from_disk(data)
+            out[full] = data
+        return out
+
+    def _xattr_block(self, number: int, what: str) -> list[tuple[int, bytes, bytes, int, int]]:
+        where = self._at(what)
+        data = self.block(number, where)
+        head = XattrHeader.unpack(data)
+        if head.h_magic != c.XATTR_MAGIC or head.h_blocks != 1:
+            raise CorruptImage("attribute block has a wrong header", where=where)
+        if self._seed is not None and xattr_block_checksum(self._seed, number, data) != head.h_checksum:
+            raise CorruptImage("attribute block checksum is wrong", where=where)
+        return xattrs.parse_area(data, XattrHeader.SIZE, 0, where)
+
+    def _outside_value(self, ino: int, size: int, user: int) -> bytes:
+        """Return a value that has an inode of its own (ea_inode)."""
+        where = self._at(f"inode {user}, attribute value in inode {ino}")
+        record = self._live(ino)
+        if not record.fields.i_flags & c.EA_INODE_FL or record.size != size or size > _MAX_EA_VALUE:
+            raise CorruptImage(f"is not a value of {size} bytes", where=where)
+        return b"".join(self._chunks(record, 0, size))
+
+    # -- bitmaps ----------------------------------------------------------------------------------------------------
+
+    def bitmap_checksums_ok(self, group: int) -> bool:
+        """Verify the checksums of a group's bitmaps (those that are on disk)."""
+        if self._seed is None:
+            return True
+        desc = self.group(group)
+        where = self._at(f"group {group}")
+        mask = 0xFFFFFFFF if self.super.desc_size >= GroupDesc.SIZE else 0xFFFF
+        if not desc.bg_flags & c.BG_BLOCK_UNINIT:
+            data = self.block(desc.bg_block_bitmap_lo | desc.bg_block_bitmap_hi << 32, where)
+            wanted = desc.bg_block_bitmap_csum_lo | desc.bg_block_bitmap_csum_hi << 16
+            if crc32c(self._seed, data[: self.super.raw.s_clusters_per_group // 8]) & mask != wanted:
+                return False
+        if not desc.bg_flags & c.BG_INODE_UNINIT:
+            data = self.block(desc.bg_inode_bitmap_lo | desc.bg_inode_bitmap_hi << 32, where)
+            wanted = desc.bg_inode_bitmap_csum_lo | desc.bg_inode_bitmap_csum_hi << 16
+            if crc32c(self._seed, data[: self._per_group // 8]) & mask != wanted:
+                return False
+        return True
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    """Yield ``count`` zero bytes in pieces."""
+    while count > len(_ZEROS):
+        yield _ZEROS
+        count -= len(_ZEROS)
+    if count:
+        yield _ZEROS[:count]
