@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass, field
+from struct import Struct
 
 from ext4lite.builder import ImageBuilder, Kind, Meta
 from ext4lite.errors import ImageError
@@ -35,7 +36,9 @@ _TIME_MIN = -(1 << 31) * 1_000_000_000
 _TIME_MAX = ((1 << 34) - (1 << 31)) * 1_000_000_000 - 1
 _SPECIAL: dict[int, Kind] = {tarstream.CHAR: "char", tarstream.BLOCKDEV: "block", tarstream.FIFO: "fifo"}
 _XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
-_POSIX_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_ACL_ACCESS, _ACL_DEFAULT = b"system.posix_acl_access", b"system.posix_acl_default"
+_ACL_USER_OBJ, _ACL_GROUP_OBJ, _ACL_MASK, _ACL_OTHER = 0x01, 0x04, 0x10, 0x20
+_ACL_ENTRY = Struct("<HHI")  # tag, permissions, id
 _NO_XATTRS: dict[bytes, bytes] = {}
 
 
@@ -185,7 +188,7 @@ class LayerApplier:
             if posixpath.normpath(member.name) == b"/":
                 # Spelt "/", dockerd does apply it; spelt "./", it does not.
                 self._builder.set_meta(self._root, self._merged(self._root, self._meta(member)))
-            elif member.xattrs is None:
+            else:
                 root = self._builder.meta(self._root)
                 root.mtime_ns = self._time(member)
                 self._builder.set_meta(self._root, root)
@@ -358,7 +361,12 @@ class LayerApplier:
             mtime = self._time(member)
         kind = member.type
         mode = 0o777 if kind == tarstream.SYMLINK else member.mode
-        xattrs = _NO_XATTRS if member.xattrs is None else _usable_xattrs(member)
+        xattrs = _NO_XATTRS
+        if member.xattrs is not None:
+            try:
+                xattrs = _usable_xattrs(member)
+            except ValueError as error:
+                raise self._error(member, str(error)) from error
         return Meta(mode, member.uid, member.gid, mtime, xattrs)
 
     def _merged(self, ino: int, meta: Meta) -> Meta:
@@ -400,11 +408,11 @@ def split_again(reader: TarReader, superseded: set[int]) -> TarSplitWriter:
 
 
 def _usable_xattrs(member: Member) -> dict[bytes, bytes]:
-    """The extended attributes that the kernel would accept from dockerd on this kind of file.
+    """The extended attributes that the kernel would keep if dockerd set them on this kind of file.
 
     dockerd ignores refusals (ENOTSUP for unknown namespaces, EPERM for ``user.`` on anything but files and
-    directories). Overlay's own marks but "opaque" (redirect, metacopy, origin …) would make the layer show something
-    else than it holds.
+    directories). Overlay's own marks but "opaque" (redirect, metacopy, origin …) would make the layer show what it
+    does not hold. Raises ValueError for a malformed ACL, which the kernel refuses with EINVAL and dockerd with it.
     """
     plain = member.type in (tarstream.REGULAR, tarstream.CONTIGUOUS, tarstream.DIRECTORY, tarstream.LINK)
     out: dict[bytes, bytes] = {}
@@ -413,10 +421,34 @@ def _usable_xattrs(member: Member) -> dict[bytes, bytes]:
             continue
         if name.startswith(b"user.") and not plain:
             continue
-        if name in _POSIX_ACLS:
-            if member.type == tarstream.SYMLINK:
-                continue
-        elif not name.startswith(_XATTR_NAMESPACES) or name in _XATTR_NAMESPACES:
-            continue
-        out[name] = value
+        if name == _ACL_DEFAULT:
+            if member.type == tarstream.DIRECTORY and _acl_entries(value):
+                out[name] = value
+        elif name == _ACL_ACCESS:
+            if member.type != tarstream.SYMLINK and (acl := _acl_after_chmod(value, member.mode)):
+                out[name] = acl
+        elif name.startswith(_XATTR_NAMESPACES) and name not in _XATTR_NAMESPACES:
+            out[name] = value
     return out
+
+
+def _acl_entries(value: bytes) -> list[tuple[int, int, int]]:
+    """The (tag, permissions, id) entries of a POSIX ACL in the form of the system calls (version 2)."""
+    if len(value) < 4 or (len(value) - 4) % 8 or value[:4] != b"\2\0\0\0":
+        raise ValueError("malformed POSIX ACL")
+    return list(_ACL_ENTRY.iter_unpack(value[4:]))
+
+
+def _acl_after_chmod(value: bytes, mode: int) -> bytes:
+    """What is left of an access ACL when dockerd sets the mode after it; b"" if the mode says it all.
+
+    As the kernel's posix_acl_chmod: owner and others from the mode, the mask (else the owning group) from the group
+    bits.
+    """
+    entries = _acl_entries(value)
+    tags = {tag for tag, _, _ in entries}
+    if tags <= {_ACL_USER_OBJ, _ACL_GROUP_OBJ, _ACL_OTHER}:
+        return b""
+    group = _ACL_MASK if _ACL_MASK in tags else _ACL_GROUP_OBJ
+    bits = {_ACL_USER_OBJ: mode >> 6 & 7, group: mode >> 3 & 7, _ACL_OTHER: mode & 7}
+    return value[:4] + b"".join(_ACL_ENTRY.pack(tag, bits.get(tag, perm), ident) for tag, perm, ident in entries)

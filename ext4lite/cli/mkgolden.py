@@ -1,0 +1,132 @@
+"""``ext4lite mkgolden``: container images → a golden volume with a ready Docker store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+if TYPE_CHECKING:
+    from ext4lite.golden import GoldenResult, Progress
+
+
+def mkgolden(
+    output: Annotated[str, typer.Argument(metavar="GOLDEN", help="The volume to write.")],
+    *,
+    image: Annotated[
+        list[str],
+        typer.Option(
+            "--image",
+            metavar="PATH[=NAME:TAG]",
+            help="A docker-archive, an OCI layout directory, or a tar of one; may be given again. "
+            "NAME:TAG names the image in it, for archives that do not.",
+        ),
+    ],
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the volume, sparse: bytes, or with K, M, G, T.")
+    ] = "16G",
+    uuid: Annotated[str, typer.Option(metavar="UUID", help="UUID of the volume; random by default.")] = "",
+    label: Annotated[str, typer.Option(metavar="LABEL", help="Label of the volume, at most 16 bytes.")] = "",
+    journal_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the journal; by default by the volume's size.")
+    ] = "",
+    platform: Annotated[
+        str, typer.Option(metavar="OS/ARCH", help="Which image of a multi-platform one.")
+    ] = "linux/amd64",
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace GOLDEN if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
+) -> None:
+    """Make a golden volume: a complete /var/lib/docker (overlay2) with the images, without Docker and without root.
+
+    Equal images, --uuid and SOURCE_DATE_EPOCH give equal bytes. If anything fails, GOLDEN is left as it was.
+    """
+    from ext4lite.golden import ImageArgument, make_golden
+
+    try:
+        volume_uuid = UUID(uuid) if uuid else None
+    except ValueError:
+        raise typer.BadParameter(f"{uuid!r} is not a UUID", param_hint="--uuid") from None
+    with _progress(wanted=not as_json) as progress:
+        result = make_golden(
+            [ImageArgument.parse(argument) for argument in image],
+            output,
+            size=_size(size, "--size"),
+            uuid=volume_uuid,
+            label=label,
+            journal_size=_size(journal_size, "--journal-size") if journal_size else None,
+            platform=platform,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        print(json.dumps(asdict(result)))
+    else:
+        _print(result)
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _size(text: str, option: str) -> int:
+    """``16G`` → bytes."""
+    plain = text.strip().upper().removesuffix("IB").removesuffix("B")
+    number, unit = (plain[:-1], plain[-1:]) if plain[-1:] in "KMGT" else (plain, "")
+    if not number.isascii() or not number.isdigit():
+        raise typer.BadParameter(f"{text!r} is not a size", param_hint=option)
+    return int(number) * _UNITS[unit]
+
+
+def _progress(*, wanted: bool) -> AbstractContextManager[Callable[[Progress], object] | None]:
+    """A progress bar on stderr, if that is a terminal."""
+    return _Bar() if wanted and sys.stderr.isatty() else nullcontext()
+
+
+class _Bar:
+    """rich's progress bar, fed with :class:`ext4lite.golden.Progress`."""
+
+    def __enter__(self) -> Callable[[Progress], object]:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("reading images", total=None)
+        return self._update
+
+    def _update(self, progress: Progress) -> None:
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=progress.step)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _print(result: GoldenResult) -> None:
+    for image in result.images:
+        name = ", ".join(image.tags) or "<none>"
+        print(f"{name}  {image.id[:12]}  {image.layers} layers, {image.layers - image.new_layers} of them shared")
+    print(
+        f"{result.path}: {result.files} files, {_human(result.content_bytes)} in {result.layers} layers; "
+        f"{_human(result.allocated_bytes)} on disk; {result.seconds:.1f} s"
+    )
+
+
+def _human(count: int) -> str:
+    value, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while value >= 1024 and (following := next(units, "")):
+        value, unit = value / 1024, following
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
