@@ -62,7 +62,8 @@ class Config:
     """One episode. ``image`` is an archive, an OCI layout or a name in the cache; None means what the image says.
 
     ``command`` are docker's ARGS; ``entrypoint`` "" resets the image's; ``env`` is laid over the image's; ``user`` is
-    ``name|uid[:group|gid]``.
+    ``name|uid[:group|gid]``; ``allow`` are destinations beyond the public Internet that the guest may reach, each
+    ``CIDR[:port]`` or ``name:port``.
     """
 
     image: str
@@ -77,6 +78,7 @@ class Config:
     mounts: tuple[Mount, ...] = ()
     publish: tuple[Publish, ...] = ()
     network: NetworkMode = "nat"
+    allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no episode can have.
@@ -90,6 +92,8 @@ class Config:
             raise ConfigError(f"unknown network mode {self.network!r}", hint="nat or none")
         if self.publish and self.network == "none":
             raise ConfigError("a port cannot be published without a network", hint="drop -p or --net none")
+        if self.allow and self.network == "none":
+            raise ConfigError("nothing can be reached without a network", hint="drop --net-allow or --net none")
         if self.hostname is not None and not _HOSTNAME.fullmatch(self.hostname):
             raise ConfigError(f"{self.hostname!r} is no host name", hint="1 to 63 letters, digits, '.' and '-'")
         if self.name is not None and not _NAME.fullmatch(self.name):

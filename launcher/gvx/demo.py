@@ -80,11 +80,20 @@ def whole() -> None:
 
 
 class Ordinary:
-    """How root runs a part of the demo as :data:`NOBODY`."""
+    """How to run Python with this package as an ordinary user: root becomes :data:`NOBODY`, others stay who they are.
+
+    Attributes:
+        python: the interpreter.
+        environment: its environment, with its home, caches and temporary files in a scratch directory.
+        identity: keyword arguments for subprocess.
+    """
 
     def __init__(self, python: str, environment: dict[str, str]) -> None:
         """Use :meth:`prepare`."""
-        self._python, self._environment = python, environment
+        self.python, self.environment = python, environment
+        self.identity: dict[str, Any] = (
+            {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        )
 
     @classmethod
     def prepare(cls, scratch: Path) -> Ordinary:
@@ -92,7 +101,8 @@ class Ordinary:
 
         A checkout below somebody's private home is copied to ``scratch``.
         """
-        os.chown(scratch, NOBODY, NOBODY)
+        if os.geteuid() == 0:
+            os.chown(scratch, NOBODY, NOBODY)
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(scratch),
@@ -119,27 +129,24 @@ class Ordinary:
         environment["PYTHONPATH"] = str(copy)
         environment["GVX_SENTRY"] = str(shutil.copy2(sentry_binary(), scratch / "gvx-sentry"))
         there = cls(str(Path(sys.executable).resolve()), environment)
-        require(there._works(), f"uid {NOBODY} can run neither {sys.executable} nor {there._python}")
+        require(there._works(), f"uid {NOBODY} can run neither {sys.executable} nor {there.python}")
         return there
 
     def _works(self) -> bool:
         code = "import os, gvx.demo, fixtures, ext4lite, docker; os.stat(os.environ['GVX_SENTRY'])"
         return self._call("-c", code, stderr=subprocess.DEVNULL).returncode == 0
 
-    def run(self, *words: str) -> str:
-        """Run a part of the demo; what it prints on stdout is shown. Fails as it fails."""
+    def run(self, *words: str) -> None:
+        """Run a part of the demo. Fails as it fails."""
         done = self._call("-m", "gvx.demo", *words)
         require(done.returncode == 0, f"the part as uid {NOBODY} ended with {done.returncode}")
-        return ""
 
     def _call(self, *words: str, stderr: int | None = None) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [self._python, *words],
-            env=self._environment,
+            [self.python, *words],
+            env=self.environment,
             cwd="/",
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
+            **self.identity,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
             check=False,

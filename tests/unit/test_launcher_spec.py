@@ -142,6 +142,7 @@ def test_the_document() -> None:
                 {"host": {"kind": "unix", "path": "/s"}, "guest_port": 2375},
                 {"host": {"kind": "tcp", "address": "127.0.0.1", "port": 8080}, "guest_port": 80},
             ],
+            "allow": [],
         },
         "lifeline_fd": 7,
         "events_fd": 8,

@@ -53,6 +53,10 @@ def run(
         typer.Option(metavar="type=volume,src=EP.ext4,dst=DIR[,readonly]", help="Mount a volume, or a tmpfs."),
     ] = None,
     net: Annotated[str, typer.Option("--net", "--network", metavar="nat|none", help="The network.")] = "nat",
+    net_allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CIDR[:PORT]", help="Let the guest reach a private destination, also NAME:PORT."),
+    ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="End the episode after S seconds.")] = None,
     stop_timeout: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds from SIGTERM to SIGKILL.")] = 10.0,
     entrypoint: Annotated[
@@ -83,6 +87,7 @@ def run(
         resources=Resources(parse_memory(memory) if memory else None, parse_cpus(cpus) if cpus else None),
         mounts=mounts,
         publish=ports,
+        allow=tuple(net_allow or ()),
         network="none" if net == "none" else "nat",
     )
     raise GuestExit(foreground(Sandbox(config), timeout, stop_timeout))
