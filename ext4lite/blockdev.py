@@ -153,6 +153,21 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
     return fd
 
 
+def check_target(path: Path, *, force: bool) -> None:
+    """Allow a new image at ``path``: nothing is there, or ``force`` and what is there is a file that nobody uses. HostError, VolumeBusy."""
+    if not path.exists():
+        return
+    if not force:
+        raise HostError("the target exists", where=str(path), hint="--force replaces it")
+    fd = open_image(path, write=True)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise HostError("is not a regular file", where=str(path))
+        _lock(fd, path, fcntl.F_WRLCK)
+    finally:
+        os.close(fd)
+
+
 @dataclass(slots=True)
 class GuestVolume:
     """A checked and locked volume, ready to be handed over. Close it when the guest is gone; also a context manager."""
@@ -204,9 +219,13 @@ def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") 
 
 
 def _require_guest_features(found: Super, readonly: bool) -> None:
-    names = c.feature_names(found.incompat & ~(c.GUEST_INCOMPAT | c.INCOMPAT_RECOVER), c.INCOMPAT, "I")
+    allowed = c.GUEST_READ_INCOMPAT if readonly else c.GUEST_INCOMPAT
+    names = c.feature_names(found.incompat & ~(allowed | c.INCOMPAT_RECOVER), c.INCOMPAT, "I")
+    what = f"a guest cannot use a volume with {', '.join(names)}"
     if not readonly:
         names += c.feature_names(found.ro_compat & ~c.GUEST_RO_COMPAT, c.RO_COMPAT, "R")
+        what = f"a guest cannot write to a volume with {', '.join(names)}"
+        if not names and not found.incompat & c.INCOMPAT_EXTENTS:
+            names, what = ["no extents"], "a guest cannot write to a volume without extents (ext2, ext3)"
     if names:
-        hint = "" if readonly else "ext4lite mkfs and mkgolden make volumes that it can"
-        raise Unsupported(f"a guest cannot use a volume with {', '.join(names)}", where=found.where, hint=hint)
+        raise Unsupported(what, where=found.where, hint="ext4lite mkfs and mkgolden make suitable volumes")

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Literal
 
 from ext4lite import directory, hostfs, xattrs
+from ext4lite.blockdev import check_target
 from ext4lite.checksum import (
     crc32c,
     fs_seed,
@@ -297,7 +298,7 @@ class ImageBuilder:
         self.path = Path(path)
         self.uuid = uuid or uuids.uuid4()
         self.root = c.ROOT_INO
-        self._geometry = plan(size, journal_size)
+        self.geometry = plan(size, journal_size)
         self._file_size = size
         self._label = os.fsencode(label)
         if len(self._label) > 16:
@@ -307,18 +308,17 @@ class ImageBuilder:
         self._seed = fs_seed(self.uuid.bytes)
         digest = hashlib.sha256(b"ext4lite directory hash seed" + self.uuid.bytes).digest()
         self._hash_seed = tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
-        self._space = _Space(self._geometry)
+        self._space = _Space(self.geometry)
         self._nodes: dict[int, _Node] = {}
         self._next_ino = c.FIRST_INO
         self._sink: FileSink | None = None
         self._buffer = bytearray()
         self._buffer_at = 0
         self._done = False
-        if not force and self.path.exists():
-            raise HostError("the target exists", where=str(self.path), hint="--force replaces it")
+        check_target(self.path, force=force)
         self._fd, self._temp = hostfs.temp_beside(self.path)
         try:
-            journal = self._geometry.journal_blocks
+            journal = self.geometry.journal_blocks
             self._journal_runs = self._space.take_contiguous(journal) if journal else []
             now = self._time * _NS
             root = _Node(c.ROOT_INO, c.S_IFDIR, Meta(0o755, mtime_ns=now), c.ROOT_INO, 2, children={})
@@ -400,6 +400,8 @@ class ImageBuilder:
         names = self._dir(parent)
         if name not in names:
             raise FileNotFoundError(name)
+        if names[name] == c.FIRST_INO:
+            raise ValueError("lost+found stays")
         node = self._nodes[names[name]]
         if node.children is not None:
             if node.children and not recursive:
@@ -437,7 +439,7 @@ class ImageBuilder:
         if self._done:
             raise ValueError("the image is finished")
         ino = self._next_ino
-        if ino > self._geometry.inodes:
+        if ino > self.geometry.inodes:
             raise VolumeFull("no free inodes are left")
         self._enter(parent, name, ino)
         self._next_ino += 1
@@ -667,7 +669,7 @@ class ImageBuilder:
 
     def _journal_inode(self) -> bytes:
         """Write the journal's superblock; return its inode (and keep what the superblock backs up of it)."""
-        blocks = self._geometry.journal_blocks
+        blocks = self.geometry.journal_blocks
         node = _Node(c.JOURNAL_INO, c.S_IFREG, Meta(0o600, mtime_ns=self._time * _NS), size=blocks * BLOCK)
         done = 0
         for start, count in self._journal_runs:
@@ -693,7 +695,7 @@ class ImageBuilder:
 
     def _write_tables(self, inodes: list[tuple[int, bytes]]) -> None:
         """Write inode tables, bitmaps, descriptors and superblocks, with their copies."""
-        geo = self._geometry
+        geo = self.geometry
         per = geo.inodes_per_group
         used_inodes = self._write_inodes(inodes)
         directories: dict[int, int] = {}
@@ -743,7 +745,7 @@ class ImageBuilder:
 
     def _write_inodes(self, inodes: list[tuple[int, bytes]]) -> dict[int, list[int]]:
         """Write the inode tables as far as they are used; return the used indices of each group."""
-        geo = self._geometry
+        geo = self.geometry
         used: dict[int, list[int]] = {0: list(range(c.FIRST_INO - 1))}
         tables: dict[int, bytearray] = {0: bytearray(c.FIRST_INO * INODE_SIZE)}
         for ino, raw in inodes:
@@ -776,8 +778,8 @@ class ImageBuilder:
     def _block_bitmap(self, group: int, bitmap: bytearray | None) -> tuple[bytes, int]:
         """Return the full bitmap of a group, metadata and padding beyond its end marked, and the number of free blocks."""
         bitmap = bytearray(BLOCK) if bitmap is None else bitmap
-        size = self._geometry.group_size(group)
-        _set_bits(bitmap, 0, self._geometry.overhead(group), True)
+        size = self.geometry.group_size(group)
+        _set_bits(bitmap, 0, self.geometry.overhead(group), True)
         _set_bits(bitmap, size, BLOCKS_PER_GROUP - size, True)
         return bytes(bitmap), BLOCKS_PER_GROUP - int.from_bytes(bitmap, "little").bit_count()
 
@@ -792,7 +794,7 @@ class ImageBuilder:
         block_checksum: int,
         inode_checksum: int,
     ) -> bytes:
-        geo = self._geometry
+        geo = self.geometry
         block_bitmap, inode_bitmap, table = geo.block_bitmap(group), geo.inode_bitmap(group), geo.inode_table(group)
         raw = GroupDesc(
             bg_block_bitmap_lo=block_bitmap & 0xFFFFFFFF,
@@ -819,7 +821,7 @@ class ImageBuilder:
         return raw[: GroupDesc.OFFSET_bg_checksum] + _CSUM.pack(checksum) + raw[GroupDesc.OFFSET_bg_checksum + 2 :]
 
     def _write_superblocks(self, table: bytes, free_blocks: int, free_inodes: int) -> None:
-        geo = self._geometry
+        geo = self.geometry
         overhead = sum(geo.overhead(g) for g in range(geo.groups)) + geo.journal_blocks
         journal = bool(geo.journal_blocks)
         sb = SuperBlock(

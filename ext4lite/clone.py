@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ext4lite import hostfs
-from ext4lite.blockdev import StrPath, lock_exclusive, lock_shared, open_image, remove_record
+from ext4lite.blockdev import StrPath, check_target, lock_shared, open_image
 from ext4lite.errors import HostError, ReflinkUnavailable
 from ext4lite.super import read_super
 
@@ -41,26 +41,13 @@ def clone(golden: StrPath, episode: StrPath, *, reflink: Reflink = "auto", force
     try:
         lock_shared(fd, source)
         read_super(fd, str(source)).require_clean()
-        _check_target(source, target, force)
+        if target.exists() and target.samefile(source):
+            raise HostError("is the golden volume itself", where=str(target))
+        check_target(target, force=force)
         result = _clone_locked(fd, source, target, reflink)
     finally:
         os.close(fd)
     return CloneResult(result[0], time.perf_counter() - begin, result[1])
-
-
-def _check_target(source: Path, target: Path, force: bool) -> None:
-    if not target.exists():
-        return
-    if not force:
-        raise HostError("the target exists", where=str(target), hint="--force replaces it")
-    if target.samefile(source):
-        raise HostError("is the golden volume itself", where=str(target))
-    fd = open_image(target, write=True)
-    try:
-        lock_exclusive(fd, target)
-        remove_record(target)
-    finally:
-        os.close(fd)
 
 
 def _clone_locked(fd: int, source: Path, target: Path, reflink: Reflink) -> tuple[Literal["reflink", "copy"], int]:

@@ -1,0 +1,5 @@
+"""``python -m ext4lite``."""
+
+from ext4lite.cli import main
+
+main()

@@ -1,0 +1,119 @@
+"""The command ``ext4lite``: one module a command, imported only when it is called.
+
+A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name``; the table below is all that ``--help`` needs.
+Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and their exit code.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from ext4lite import __version__
+
+COMMANDS: dict[str, str] = {
+    "mkfs": "Make an empty volume.",
+    "mkgolden": "Make a volume that holds container images as a ready Docker store.",
+    "inspect": "Show what a volume is and holds.",
+    "clone": "Make an episode's copy of a golden volume.",
+    "manifest": "List a volume's content as JSON Lines.",
+}
+
+EXIT_INTERRUPTED = 130
+EXIT_HOST = 6
+
+
+def usage() -> str:
+    """Return the text of ``ext4lite --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        "Usage: ext4lite [--version] [--help] COMMAND [ARGS]...",
+        "",
+        "  ext4 volumes and Docker's overlay2 store in one file, without root and without a kernel.",
+        "",
+        "Commands:",
+    ]
+    lines += [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
+    lines += ["", "  ext4lite COMMAND --help tells more."]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code (see docs/exit-codes.md)."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run the command line and return its exit code."""
+    if not argv or argv[0] in ("--help", "-h"):
+        print(usage(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    if argv[0] in ("--version", "-V"):
+        print(f"ext4lite {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"ext4lite: no such command: {argv[0]} (ext4lite --help lists them)", file=sys.stderr)
+        return 2
+    return _run_command(argv[0], argv[1:])
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    import typer
+
+    module = import_module(f"ext4lite.cli.{name}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name)(_with_exit_codes(getattr(module, name)))
+    rewrite = getattr(module, "rewrite_arguments", None)
+    try:
+        app(rewrite(arguments) if rewrite else arguments, prog_name=f"ext4lite {name}")
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0
+    return 0
+
+
+def _with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command: errors become a line and an exit code before typer sees them (it has codes and texts of its own)."""
+
+    @functools.wraps(command)
+    def wrapped(*args: object, **kwargs: object) -> None:
+        code = _guarded(lambda: command(*args, **kwargs))
+        if code:
+            raise SystemExit(code)
+
+    return wrapped
+
+
+def _guarded(call: Callable[[], None]) -> int:
+    from ext4lite.errors import Ext4LiteError
+
+    previous = signal.signal(signal.SIGTERM, _terminate)  # so that half-made files are removed
+    try:
+        call()
+        sys.stdout.flush()
+    except Ext4LiteError as e:
+        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("ext4lite: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone: nobody to tell. Let the interpreter's last flush go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
+        return EXIT_HOST
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
+def _terminate(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split("\n")).strip() or type(error).__name__
