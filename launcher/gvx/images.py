@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import re
@@ -113,7 +114,13 @@ class ImageCache:
                     where=image,
                     hint="gvx-launch images import ARCHIVE",
                 )
-            digest = str(self.import_(path)["digest"])
+            found = self.import_(path)
+            if len(found) != 1:
+                names = ", ".join(name for one in found for name in one["names"])
+                raise ImageError(
+                    f"holds {len(found)} images", where=image, hint=f"they are in the cache now: name one of {names}"
+                )
+            digest = str(found[0]["digest"])
         return self.open(digest)
 
     def open(self, digest: str) -> CachedImage:
@@ -128,19 +135,20 @@ class ImageCache:
             raise ImageError(
                 f"not usable: {error}", where=str(home), hint="gvx-launch images rm, and import it again"
             ) from error
-        return CachedImage(digest, root, ImageConfig.from_json(digest, document))
+        looked_up = document.get("gvx") or {}  # what gvx-sentry read from the image while it made the root
+        users = {name: str(looked_up.get(name) or "") for name in ("passwd", "group")}
+        return CachedImage(digest, root, ImageConfig.from_json(digest, document, **users))
 
-    def import_(self, archive: Path, *, name: str | None = None) -> dict[str, Any]:
-        """Make the root of an archive (docker-archive, OCI layout directory, tar of one). Quick where it is there.
+    def import_(self, archive: Path, *, name: str | None = None) -> builtins.list[dict[str, Any]]:
+        """Make the roots of an archive (docker-archive, OCI layout directory, tar of one). Quick where they are there.
 
         Returns:
-            ``digest``, ``names``, ``size`` (bytes on disk), ``path``.
+            for each image of the archive ``digest``, ``names``, ``size`` (bytes on disk), ``path``.
         """
         named = ["--name", familiar(name)] if name else []
-        answer = self._command("import", *named, str(archive))
-        return dict(json.loads(answer))
+        return [json.loads(line) for line in self._command("import", *named, str(archive)).splitlines()]
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> builtins.list[dict[str, Any]]:
         """Return all images: ``digest``, ``names``, ``size`` (bytes), ``path``."""
         return [json.loads(line) for line in self._command("ls", "--json").splitlines()]
 

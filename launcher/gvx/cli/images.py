@@ -31,8 +31,8 @@ def import_(
 ) -> None:
     """Put images into the cache."""
     for archive in archives:
-        image = ImageCache.default().import_(archive, name=name)
-        print(json.dumps(image) if as_json else f"{_short(image)}  {', '.join(image['names'])}")
+        for image in ImageCache.default().import_(archive, name=name):
+            print(json.dumps(image) if as_json else f"{_short(image)}  {', '.join(image['names'])}")
 
 
 def ls(as_json: _Json = False) -> None:
