@@ -74,7 +74,8 @@ class LayerApplier:
         self._links: dict[int, int] = {}  # inode → names, for those with more than one
         self._content_of: dict[int, int] = {}  # inode → index of the member whose content it holds
         self._whiteouts: set[int] = set()
-        self.via_symlink = False  # the last member's directory part went through a symlink
+        self._via_symlink = False  # the last member's directory part went through a symlink …
+        self._via_absolute = False  # … one that leads elsewhere when the layer is not the root directory
 
     # -- the walk over a tar ----------------------------------------------------------------------------------------
 
@@ -150,8 +151,8 @@ class LayerApplier:
             self._sizes[ino] = size
             if inline is None:
                 self._content_of[ino] = index
-                if self.via_symlink:
-                    # dockerd would look it up by a path that may leave the layer (an absolute target).
+                if self._via_absolute:
+                    # dockerd looks contents up by name with the host's root directory, and would leave the layer.
                     self.stats.superseded.add(index)
         sink.close()
         return crc
@@ -207,7 +208,7 @@ class LayerApplier:
             self._remove(member, parent, base)
             meta.xattrs = {**meta.xattrs, OPAQUE_XATTR: b"y"}
         ino = builder.add_dir(parent, base, meta)
-        if not self.via_symlink:
+        if not self._via_symlink:
             self._dirs[clean] = ino
 
     def _hardlink(self, member: Member, parent: int, base: bytes) -> None:
@@ -257,7 +258,7 @@ class LayerApplier:
         directory, _, base = clean.rpartition(b"/")
         if not base or base == b".." or len(base) > _NAME_MAX or b"\0" in base:
             raise self._error(member, "bad name")
-        self.via_symlink = False
+        self._via_symlink = self._via_absolute = False
         parent = self._dirs.get(directory)
         if parent is None:
             parent = self._make_dirs(directory, member)
@@ -291,6 +292,8 @@ class LayerApplier:
                     raise self._error(member, "the name climbs out of the layer")
                 if stack:
                     current, clean = stack.pop()
+                else:
+                    self._via_absolute = True
                 continue
             if len(name) > _NAME_MAX:
                 raise self._error(member, "a component of the name is longer than 255 bytes")
@@ -298,12 +301,13 @@ class LayerApplier:
             kind = None if ino is None else builder.kind(ino)
             if ino is not None and kind == "symlink":
                 followed += 1
-                self.via_symlink = True
+                self._via_symlink = True
                 if followed > _MAX_SYMLINKS:
                     raise self._error(member, "too many levels of symlinks in the name")
                 target = self._targets[ino]
                 if target.startswith(b"/"):
                     stack, current, clean = [], self._root, b""
+                    self._via_absolute = True
                 todo.extend(target.split(b"/")[::-1])
                 continue
             opaque = False

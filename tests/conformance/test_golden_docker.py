@@ -1,0 +1,347 @@
+"""A real dockerd judges golden volumes: it finds the images whole, and made the very same store of the same archives.
+
+The volume is loop-mounted by the kernel and is the daemon's data root. Image: the fixture ``python:3.11-slim``
+(whiteouts, opaque directories, hard links, capabilities) and a small archive with the oddities of layers.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from conformance.host_docker import HostDocker, fresh_docker
+from overlay_samples import MTIME, Entry, directory, docker_archive, hardlink, make_tar, symlink
+
+from ext4lite.golden import ImageArgument, make_golden
+from fixtures import build
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.images,
+    pytest.mark.skipif(HostDocker.missing() is not None, reason=HostDocker.missing() or ""),
+]
+
+STAMP = 1_750_000_000
+PYTHON = "python:3.11-slim"
+ODD = "odd:1"
+
+# Only what dockerd accepts too: it refuses layers with a name twice.
+ODD_LAYERS = (
+    make_tar(
+        directory("./", 0o700),
+        directory("etc/", uid=3, gid=4, mtime=MTIME + 0.987654321),
+        Entry("etc/passwd", b"root\n", mode=0o4755, mtime=MTIME + 0.5),
+        symlink("etc/link", "passwd"),
+        hardlink("etc/hard-symlink", "etc/link"),
+        hardlink("etc/hard", "etc/passwd", mode=0o4755, mtime=MTIME + 0.5),
+        hardlink("etc/changed", "etc/passwd", mode=0o600, uid=7, mtime=MTIME + 9),
+        Entry("implicit/parents/file", b"x" * 5000),
+        symlink("lib", "usr/lib"),
+        directory("usr/"),
+        directory("usr/lib/"),
+        Entry("lib/through-a-link", b"there"),
+        Entry("grün", b"utf-8"),
+        Entry("n" * 255, b"long"),
+        symlink("sixty", "t" * 60),
+        Entry("null", kind=tarfile.CHRTYPE, device=(1, 3), mode=0o666),
+        Entry("disk", kind=tarfile.BLKTYPE, device=(259, 70000), mode=0o660, gid=6),
+        Entry("pipe", kind=tarfile.FIFOTYPE),
+        Entry("later", b"", mtime=5_000_000_000),
+        Entry("attributes", b"a", pax={"SCHILY.xattr.user.note": "hi", "SCHILY.xattr.com.apple.x": "dropped"}),
+        directory("gone/"),
+        Entry("gone/file", b"g"),
+        directory("opaque/"),
+        Entry("opaque/below", b"o"),
+        Entry("/absolute", b"1"),
+        directory("twice/", 0o700),
+        Entry("twice/file", b"t"),
+    ),
+    make_tar(
+        Entry(".wh.gone", uid=5, gid=6),
+        directory("opaque/", 0o750),
+        Entry("opaque/above", b"a"),
+        Entry("opaque/.wh..wh..opq"),
+        Entry("etc/.wh.passwd"),
+        Entry("new/.wh..wh..opq"),
+    ),
+    make_tar(),
+    make_tar(Entry("empty-file")) + bytes(8192) + b"behind the end",
+)
+
+
+@contextlib.contextmanager
+def mounted(volume: Path, point: Path) -> Iterator[Path]:
+    """The kernel's loop mount of a volume."""
+    point.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", str(volume), str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+def fsck(volume: Path) -> None:
+    done = subprocess.run(["e2fsck", "-fn", str(volume)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    odd = docker_archive(tmp_path_factory.mktemp("odd") / "odd.tar", *ODD_LAYERS, tags=(ODD,))
+    return [build("python")["docker"], odd]
+
+
+@pytest.fixture(scope="module")
+def volume(archives: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("golden") / "golden.ext4"
+    make_golden([ImageArgument(str(archive)) for archive in archives], path, size=4 << 30, timestamp=STAMP)
+    fsck(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def root(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The mounted volume; when everyone is done with it, e2fsck must still find it clean."""
+    with mounted(volume, tmp_path_factory.mktemp("mnt")) as point:
+        yield point
+    fsck(volume)
+
+
+@dataclass(slots=True)
+class Stored:
+    """A layer as a store holds it."""
+
+    diff_id: str
+    parent: str
+    size: int
+    split: list[tuple[Any, ...]]
+    tree: dict[str, dict[str, Any]]
+
+
+def read_store(root: Path) -> dict[str, Stored]:
+    """All layers of a data root, by chain ID."""
+    found = {}
+    for entry in (root / "image/overlay2/layerdb/sha256").iterdir():
+        parent = entry / "parent"
+        found[entry.name] = Stored(
+            (entry / "diff").read_text(),
+            parent.read_text() if parent.exists() else "",
+            int((entry / "size").read_text()),
+            read_split(entry / "tar-split.json.gz"),
+            read_tree(root / "overlay2" / (entry / "cache-id").read_text() / "diff"),
+        )
+    return found
+
+
+def read_split(path: Path) -> list[tuple[Any, ...]]:
+    """A tar-split's entries; segments next to one another are one (dockerd cuts them where its pipe does)."""
+    entries: list[tuple[Any, ...]] = []
+    with gzip.open(path) as lines:
+        for position, line in enumerate(lines):
+            entry = json.loads(line)
+            assert entry["position"] == position
+            if entry["type"] == 2:
+                raw = base64.b64decode(entry["payload"])
+                if entries and entries[-1][0] == 2:
+                    raw = entries.pop()[1] + raw
+                entries.append((2, raw))
+            else:
+                entries.append((1, entry.get("name"), entry.get("name_raw"), entry.get("size"), entry["payload"]))
+    return entries
+
+
+def read_tree(top: Path) -> dict[str, dict[str, Any]]:
+    """Everything under a directory, as a manifest says it."""
+    tree = {}
+    for directory_, directories, files in os.walk(os.fsencode(top)):
+        for name in [*directories, *files]:
+            path = os.path.join(directory_, name)  # noqa: PTH118 - bytes
+            status = os.lstat(path)
+            kind = stat.S_IFMT(status.st_mode)
+            entry: dict[str, Any] = {
+                "mode": oct(status.st_mode),
+                "owner": (status.st_uid, status.st_gid),
+                "mtime": status.st_mtime_ns,
+                "xattrs": {
+                    attribute: os.getxattr(path, attribute, follow_symlinks=False)
+                    for attribute in os.listxattr(path, follow_symlinks=False)
+                },
+            }
+            if kind != stat.S_IFDIR:
+                entry["nlink"] = status.st_nlink
+            if kind == stat.S_IFREG:
+                with open(path, "rb") as file:
+                    entry["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+            elif kind == stat.S_IFLNK:
+                entry["target"] = os.readlink(path)  # noqa: PTH115 - bytes
+            elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+                entry["device"] = (os.major(status.st_rdev), os.minor(status.st_rdev))
+            tree[os.fsdecode(path[len(os.fsencode(top)) :])] = entry
+    return tree
+
+
+def is_whiteout(entry: dict[str, Any]) -> bool:
+    return (entry["mode"], entry.get("device")) == (oct(stat.S_IFCHR), (0, 0))
+
+
+def test_layers_equal_what_docker_load_makes(archives: list[Path], root: Path, tmp_path: Path) -> None:
+    """Trees, sizes, parents and tar-split of every layer; the differences are exactly those of docs/docker-store.md."""
+    ours = read_store(root)
+    with fresh_docker(tmp_path) as host:
+        for archive in archives:
+            host.docker("load", "-i", str(archive))
+        theirs = read_store(host.data_root)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 5 + len(ODD_LAYERS)
+    explained = set()
+    for chain, layer in ours.items():
+        other = theirs[chain]
+        assert (layer.diff_id, layer.parent, layer.size) == (other.diff_id, other.parent, other.size)
+        assert layer.split == other.split
+        assert layer.tree.keys() == other.tree.keys()
+        for path, entry in layer.tree.items():
+            expected = dict(other.tree[path])
+            if entry["mtime"] != expected["mtime"]:
+                if is_whiteout(entry):
+                    explained.add("whiteouts have the marker's time, not the time of loading")
+                elif entry["mode"] == "0o40755" and entry["mtime"] == STAMP * 10**9:
+                    explained.add("missing parents have the build's time, not the time of loading")
+                else:
+                    assert entry["mtime"] < 0 and expected["mtime"] == 0, path
+                    explained.add("times before 1970 are kept")
+                expected["mtime"] = entry["mtime"]
+            if entry["xattrs"] != expected["xattrs"]:
+                assert path == "/opt/odd/file-becomes-directory"
+                expected["xattrs"] = {"trusted.overlay.opaque": b"y"}
+                explained.add("a directory in a whiteout's place is opaque")
+            assert entry == expected, path
+    assert len(explained) == 4, explained
+
+
+@pytest.fixture(scope="module")
+def host(root: Path) -> Iterator[HostDocker]:
+    with HostDocker(root) as daemon:
+        yield daemon
+
+
+def test_lists(host: HostDocker) -> None:
+    assert host.docker("info", "--format", "{{.Driver}} {{.Images}} {{.Containers}}").stdout == "overlay2 2 0\n"
+    listed = host.docker("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+    assert sorted(listed) == [ODD, PYTHON]
+
+
+def test_inspects_and_tells_the_history(host: HostDocker, archives: list[Path]) -> None:
+    with tarfile.open(archives[0]) as tar:
+        manifest = json.loads(_member(tar, "manifest.json"))[0]
+        raw = _member(tar, manifest["Config"])
+    config = json.loads(raw)
+    (shown,) = json.loads(host.docker("inspect", PYTHON).stdout)
+    assert shown["Id"] == "sha256:" + hashlib.sha256(raw).hexdigest()
+    assert shown["RootFS"]["Layers"] == config["rootfs"]["diff_ids"]
+    assert shown["Config"]["Cmd"] == config["config"]["Cmd"]
+    assert shown["GraphDriver"]["Name"] == "overlay2"
+    assert len(shown["GraphDriver"]["Data"]["LowerDir"].split(":")) == len(config["rootfs"]["diff_ids"]) - 1
+    steps = host.docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", PYTHON).stdout.splitlines()
+    assert len(steps) == len(config["history"])
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    assert file is not None
+    return file.read()
+
+
+def test_runs(host: HostDocker) -> None:
+    run = ("run", "--rm", "--network", "none", PYTHON)
+    assert host.docker(*run, "python", "-c", "print(6*7)").stdout == "42\n"
+    # The top layer deletes these, the one below had them.
+    assert host.docker(*run, "sh", "-c", "ls -A /opt/odd | grep deleted || echo none").stdout == "none\n"
+
+
+def test_saves_the_very_same_layers(host: HostDocker, tmp_path: Path) -> None:
+    for name in (PYTHON, ODD):
+        path = tmp_path / "saved.tar"
+        host.docker("save", "-o", str(path), name)
+        with tarfile.open(path) as tar:
+            (item,) = json.loads(_member(tar, "manifest.json"))
+            assert item["RepoTags"] == [name]
+            wanted = json.loads(_member(tar, item["Config"]))["rootfs"]["diff_ids"]
+            saved = ["sha256:" + hashlib.sha256(_member(tar, layer)).hexdigest() for layer in item["Layers"]]
+        assert saved == wanted
+
+
+def test_builds_on_top(host: HostDocker) -> None:
+    dockerfile = f"FROM {PYTHON}\nRUN python -c \"open('/made', 'w').write('here')\" && rm -r /opt/odd\n"
+    subprocess.run(
+        ["docker", "build", "--network", "none", "-t", "built:1", "-"],
+        input=dockerfile.encode(),
+        env=host.environment | {"DOCKER_BUILDKIT": "0"},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    shell = "cat /made; test -e /opt/odd || echo ' and gone'"
+    assert host.docker("run", "--rm", "--network", "none", "built:1", "sh", "-c", shell).stdout == "here and gone\n"
+    host.docker("image", "rm", "built:1")
+
+
+def test_removes_without_a_trace(host: HostDocker, root: Path) -> None:
+    """Last: the images go, and with them every layer and every file about them."""
+    host.docker("image", "rm", PYTHON, ODD)
+    assert host.docker("images", "-q").stdout == ""
+    assert [entry.name for entry in (root / "overlay2").iterdir()] == ["l"]
+    assert list((root / "overlay2/l").iterdir()) == []
+    assert list((root / "image/overlay2/layerdb/sha256").iterdir()) == []
+    assert list((root / "image/overlay2/imagedb/content/sha256").iterdir()) == []
+
+
+def data_digest(path: Path) -> str:
+    """A digest of a sparse file's data and of where it lies."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        at, size = 0, path.stat().st_size
+        while at < size:
+            try:
+                start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            digest.update(f"{start}-{at}\n".encode())
+            while start < at:
+                piece = os.pread(file.fileno(), min(1 << 20, at - start), start)
+                digest.update(piece)
+                start += len(piece)
+    return digest.hexdigest()
+
+
+def test_same_input_same_bytes(archives: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(STAMP))
+    digests = set()
+    for number in range(2):
+        path = tmp_path / f"{number}.ext4"
+        make_golden([ImageArgument(str(archive)) for archive in archives], path, size=4 << 30, uuid=UUID(int=7))
+        digests.add(data_digest(path))
+        path.unlink()
+    assert len(digests) == 1
+
+
+def test_every_form_of_an_image_gives_the_same_layers(tmp_path: Path) -> None:
+    """docker-archive, gzip and zstd layout: stored together, every layer is there once."""
+    paths = build("python")
+    result = make_golden([ImageArgument(str(path)) for path in paths.values()], tmp_path / "all.ext4", size=4 << 30)
+    assert result.layers == 5
+    assert [image.new_layers for image in result.images] == [5, 0, 0]
+    fsck(tmp_path / "all.ext4")
