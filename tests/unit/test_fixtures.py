@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from fixtures import FixtureError, build, image_path
+from fixtures import FixtureError, build, image_path, prune
 from fixtures.__main__ import main
 from fixtures.cache import publish
-from fixtures.keys import meaning
+from fixtures.keys import image_key, meaning, stage_key
 from fixtures.layers import EPOCH, Layer, LayerWriter, member, snapshot, write_changes
 from fixtures.pack import ImageConfig, config_json, write_docker_archive, write_oci_layout
 from fixtures.recipes.python import capability, write_odd_files, write_replacements
@@ -258,3 +258,12 @@ def test_an_ordinary_user_is_told_who_can_build() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_prune_removes_what_the_present_recipes_do_not_make(tmp_path: Path) -> None:
+    kept = [tmp_path / f"images/dind-{image_key('dind')}", tmp_path / f"stages/base-{stage_key('base')}"]
+    old = [tmp_path / "images/dind-0123456789abcdef", tmp_path / "stages/.base-0123.killed"]
+    for directory in (*kept, *old):
+        directory.mkdir(parents=True)
+    assert sorted(prune(tmp_path)) == sorted(old)
+    assert [path for path in (*kept, *old) if path.exists()] == kept
