@@ -361,6 +361,11 @@ func (i *inode) truncateLocked(size int64) error {
 	return toErr(err)
 }
 
+// AllocateModes implements seam.AllocateModes.
+func (*regularFileFD) AllocateModes() uint64 {
+	return ext4.FallocKeepSize | ext4.FallocPunchHole | ext4.FallocZeroRange
+}
+
 // Allocate implements vfs.FileDescriptionImpl.Allocate.
 func (fd *regularFileFD) Allocate(ctx context.Context, mode, offset, length uint64) error {
 	if offset > math.MaxInt64 || length > math.MaxInt64-offset || mode > math.MaxUint32 {

@@ -44,6 +44,7 @@ func (fs *filesystem) CompleteRestore(ctx context.Context, _ vfs.CompleteRestore
 		return fmt.Errorf("ext4: no volume with key %q is registered for the restore", fs.vol.Key)
 	}
 	fs.vol = v.(*Volume)
+	fs.vol.setMounted(fs, true)
 	fs.mf.SetFD(fs.vol.Dev.FD())
 	fs.zeroMF = pgalloc.MemoryFileFromContext(ctx)
 	for ino, i := range fs.inodes {

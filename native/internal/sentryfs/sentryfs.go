@@ -35,6 +35,9 @@
 package sentryfs
 
 import (
+	"errors"
+	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -69,6 +72,40 @@ type Volume struct {
 	FS *ext4.FS
 	// Dev is the device FS is on; its FD is where data is read, written and mapped.
 	Dev blockdev.Device
+
+	mu      sync.Mutex
+	mounted map[*filesystem]struct{} // below mu
+}
+
+// Close closes the volume, whether it is still mounted or not: it is for the end of the sandbox, when no guest task is left. Nothing
+// may use the volume afterwards.
+func (v *Volume) Close() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var errs []error
+	for fs := range v.mounted {
+		fs.inodesMu.Lock()
+		for _, i := range fs.inodes {
+			if err := i.zeroTail(math.MaxInt64); err != nil {
+				errs = append(errs, fmt.Errorf("inode %d: %w", i.ino, err))
+			}
+		}
+		fs.inodesMu.Unlock()
+	}
+	return errors.Join(append(errs, v.FS.Close())...)
+}
+
+func (v *Volume) setMounted(fs *filesystem, mounted bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !mounted {
+		delete(v.mounted, fs)
+		return
+	}
+	if v.mounted == nil {
+		v.mounted = make(map[*filesystem]struct{})
+	}
+	v.mounted[fs] = struct{}{}
 }
 
 // FilesystemType implements vfs.FilesystemType.
@@ -149,6 +186,7 @@ func (t *FilesystemType) GetFilesystem(ctx context.Context, v *vfs.VirtualFilesy
 	root.IncRef()
 	fs.root = fs.newDentry(fs.inodeOf(root))
 	fs.root.refs.Store(2) // ours and the caller's
+	vol.setMounted(fs, true)
 	return &fs.vfsfs, &fs.root.vfsd, nil
 }
 
@@ -161,6 +199,7 @@ func (fs *filesystem) Release(ctx context.Context) {
 	if fs.zeros.Length() != 0 {
 		fs.zeroMF.DecRef(fs.zeros)
 	}
+	fs.vol.setMounted(fs, false)
 	if err := fs.vol.FS.Sync(); err != nil {
 		log.Warningf("ext4: sync of volume %q at unmount: %v", fs.vol.Key, err)
 	}
