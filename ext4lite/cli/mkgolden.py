@@ -70,16 +70,13 @@ def mkgolden(
         _print(result)
 
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
 def _size(text: str, option: str) -> int:
-    """``16G`` → bytes."""
-    plain = text.strip().upper().removesuffix("IB").removesuffix("B")
-    number, unit = (plain[:-1], plain[-1:]) if plain[-1:] in "KMGT" else (plain, "")
-    if not number.isascii() or not number.isdigit():
-        raise typer.BadParameter(f"{text!r} is not a size", param_hint=option)
-    return int(number) * _UNITS[unit]
+    from ext4lite.units import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _progress(*, wanted: bool) -> AbstractContextManager[Callable[[Progress], object] | None]:
@@ -115,18 +112,12 @@ class _Bar:
 
 
 def _print(result: GoldenResult) -> None:
+    from ext4lite.units import human
+
     for image in result.images:
         name = ", ".join(image.tags) or "<none>"
         print(f"{name}  {image.id[:12]}  {image.layers} layers, {image.layers - image.new_layers} of them shared")
     print(
-        f"{result.path}: {result.files} files, {_human(result.content_bytes)} in {result.layers} layers; "
-        f"{_human(result.allocated_bytes)} on disk; {result.seconds:.1f} s"
+        f"{result.path}: {result.files} files, {human(result.content_bytes)} in {result.layers} layers; "
+        f"{human(result.allocated_bytes)} on disk; {result.seconds:.1f} s"
     )
-
-
-def _human(count: int) -> str:
-    value, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while value >= 1024 and (following := next(units, "")):
-        value, unit = value / 1024, following
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
