@@ -63,6 +63,8 @@ type supervisor struct {
 	sockets []string
 	// sentry is the boot process, 0 before it is started. It leads a session and process group of its own.
 	sentry int
+	// records are the lock records that the launcher left beside the volumes.
+	records []string
 	// aborted is set once the episode is being killed; nothing is started from then on.
 	aborted bool
 
@@ -125,6 +127,7 @@ func (s *supervisor) run(specFD int, t0 int64) (int, error) {
 	if err := ep.adoptDescriptors(); err != nil {
 		return 0, failf(KindSpec, "%w", err)
 	}
+	s.records = ep.lockRecords()
 	if ep.EventsFD != nil {
 		s.events = &eventWriter{f: os.NewFile(uintptr(*ep.EventsFD), "events")}
 	}
@@ -337,9 +340,41 @@ func (s *supervisor) removeRuntimeDir() {
 	if !s.aborted || s.ep == nil {
 		return
 	}
+	for _, name := range s.records {
+		removeDeadRecord(name)
+	}
 	_ = os.RemoveAll(s.ep.RuntimeDir)
 	if above := filepath.Dir(s.ep.RuntimeDir); strings.HasPrefix(filepath.Base(above), "gvx") {
 		_ = os.Remove(above) // Fails, as it should, while it is not empty.
+	}
+}
+
+// lockRecords returns the names of the records beside the volumes (ext4lite/blockdev.py writes them: a JSON object with
+// the pid of the launcher, for error messages).
+func (e *Episode) lockRecords() []string {
+	var names []string
+	for _, m := range e.Mounts {
+		if m.FD == nil {
+			continue
+		}
+		if image, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", *m.FD)); err == nil && filepath.IsAbs(image) {
+			names = append(names, image+".lock")
+		}
+	}
+	return names
+}
+
+// removeDeadRecord removes a lock record whose process is gone.
+func removeDeadRecord(name string) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return
+	}
+	var record struct {
+		PID int `json:"pid"`
+	}
+	if json.Unmarshal(b, &record) == nil && record.PID > 0 && errors.Is(unix.Kill(record.PID, 0), unix.ESRCH) {
+		_ = os.Remove(name)
 	}
 }
 
