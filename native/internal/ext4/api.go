@@ -1,9 +1,6 @@
 package ext4
 
-import (
-	"syscall"
-	"time"
-)
+import "time"
 
 // Options of Open.
 type Options struct {
@@ -155,5 +152,3 @@ const MaxNameLen = 255
 
 // MaxLinks is the largest link count of a file, and of a directory without dir_nlink.
 const MaxLinks = 65000
-
-var errNotYet = error(syscall.ENOSYS)

@@ -1,0 +1,210 @@
+package ext4
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"gvx.dev/gvx/native/internal/blockdev"
+)
+
+// A buffer is one metadata block in memory. Its bytes are guarded by the lock of
+// what they belong to (inode, allocator, …), not by the cache.
+type buffer struct {
+	blk   uint64
+	data  []byte
+	load  sync.Once
+	err   error         // result of load
+	kind  atomic.Uint32 // kind… the bytes were verified as; 0: not yet
+	dirty bool          // guarded by bufferCache.mu; a dirty buffer is never evicted
+	pin   bool          // guarded by bufferCache.mu; a pinned one neither
+	used  bool          // guarded by bufferCache.mu: touched since the last eviction round
+}
+
+// Kinds of verified buffers.
+const (
+	kindNone = iota
+	kindExtent
+	kindDirLeaf
+	kindDirIndex
+	kindXattr
+)
+
+// bufferCache is the only way to metadata on the device. For any block there is
+// at most one buffer that may be changed: the one write returns.
+type bufferCache struct {
+	dev       blockdev.Device
+	blockSize int
+	limit     int // clean, unpinned buffers kept
+
+	mu     sync.Mutex
+	blocks map[uint64]*buffer
+	ndirty int
+}
+
+func newBufferCache(dev blockdev.Device, blockSize int, limit int64) *bufferCache {
+	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 64), blocks: map[uint64]*buffer{}}
+}
+
+// get finds or makes the buffer of blk without loading it. c.mu is held.
+func (c *bufferCache) get(blk uint64) *buffer {
+	b := c.blocks[blk]
+	if b == nil {
+		if len(c.blocks)-c.ndirty > c.limit {
+			c.evict()
+		}
+		b = &buffer{blk: blk}
+		c.blocks[blk] = b
+	}
+	b.used = true
+	return b
+}
+
+// evict drops clean buffers that were not used for a round, about a quarter. c.mu is held.
+func (c *bufferCache) evict() {
+	want := c.limit / 4
+	for round := 0; round < 2 && want > 0; round++ {
+		for blk, b := range c.blocks {
+			if b.dirty || b.pin {
+				continue
+			}
+			if b.used && round == 0 {
+				b.used = false
+				continue
+			}
+			delete(c.blocks, blk)
+			if want--; want <= 0 {
+				break
+			}
+		}
+	}
+}
+
+func (c *bufferCache) fill(b *buffer) error {
+	b.load.Do(func() {
+		b.data = make([]byte, c.blockSize)
+		if _, err := c.dev.ReadAt(b.data, int64(b.blk)*int64(c.blockSize)); err != nil {
+			b.err = fmt.Errorf("ext4: metadata block %d: %w", b.blk, err)
+		}
+	})
+	if b.err != nil {
+		c.mu.Lock()
+		if c.blocks[b.blk] == b && !b.dirty { // try again next time
+			delete(c.blocks, b.blk)
+		}
+		c.mu.Unlock()
+	}
+	return b.err
+}
+
+// read gives the block for reading.
+func (c *bufferCache) read(blk uint64) (*buffer, error) {
+	c.mu.Lock()
+	b := c.get(blk)
+	c.mu.Unlock()
+	return b, c.fill(b)
+}
+
+// readPinned is read of a block that stays for good.
+func (c *bufferCache) readPinned(blk uint64) (*buffer, error) {
+	c.mu.Lock()
+	b := c.get(blk)
+	b.pin = true
+	c.mu.Unlock()
+	return b, c.fill(b)
+}
+
+// write gives the block for changing: it is dirty from now on. Only handles call it.
+func (c *bufferCache) write(blk uint64) (*buffer, error) {
+	c.mu.Lock()
+	b := c.get(blk)
+	if !b.dirty {
+		b.dirty = true
+		c.ndirty++
+	}
+	c.mu.Unlock()
+	err := c.fill(b)
+	if err != nil {
+		c.forget(blk)
+	}
+	return b, err
+}
+
+// create gives a zeroed block for filling, without reading what was there.
+func (c *bufferCache) create(blk uint64, pin bool) *buffer {
+	b := &buffer{blk: blk, data: make([]byte, c.blockSize), dirty: true, pin: pin, used: true}
+	b.load.Do(func() {})
+	c.mu.Lock()
+	if old := c.blocks[blk]; old == nil || !old.dirty {
+		c.ndirty++
+	}
+	c.blocks[blk] = b
+	c.mu.Unlock()
+	return b
+}
+
+// forget drops a freed block so that it never overwrites what comes after it.
+func (c *bufferCache) forget(blk uint64) {
+	c.mu.Lock()
+	if b := c.blocks[blk]; b != nil {
+		if b.dirty {
+			c.ndirty--
+		}
+		delete(c.blocks, blk)
+	}
+	c.mu.Unlock()
+}
+
+// dirtyBytes is the amount of memory that only flush can free.
+func (c *bufferCache) dirtyBytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int64(c.ndirty) * int64(c.blockSize)
+}
+
+// flush writes every dirty buffer, neighbours together. Nobody may be changing
+// buffers meanwhile (FS.barrier is held exclusively).
+func (c *bufferCache) flush() error {
+	c.mu.Lock()
+	todo := make([]*buffer, 0, c.ndirty)
+	for _, b := range c.blocks {
+		if b.dirty {
+			todo = append(todo, b)
+		}
+	}
+	c.mu.Unlock()
+	slices.SortFunc(todo, func(a, b *buffer) int {
+		if a.blk < b.blk {
+			return -1
+		}
+		return 1
+	})
+	const maxRun = 256
+	var run []byte
+	for len(todo) > 0 {
+		n := 1
+		for n < len(todo) && n < maxRun && todo[n].blk == todo[0].blk+uint64(n) {
+			n++
+		}
+		data := todo[0].data
+		if n > 1 {
+			run = run[:0]
+			for _, b := range todo[:n] {
+				run = append(run, b.data...)
+			}
+			data = run
+		}
+		if _, err := c.dev.WriteAt(data, int64(todo[0].blk)*int64(c.blockSize)); err != nil {
+			return fmt.Errorf("ext4: metadata block %d: %w", todo[0].blk, err)
+		}
+		c.mu.Lock()
+		for _, b := range todo[:n] {
+			b.dirty = false
+			c.ndirty--
+		}
+		c.mu.Unlock()
+		todo = todo[n:]
+	}
+	return nil
+}
