@@ -152,6 +152,12 @@ class _Space:
         else:
             self.freed.append((start, count))
 
+    def free(self) -> int:
+        """Count the blocks that :meth:`take` can still give."""
+        self._pending.extend(self._runs)
+        runs = [*self._pending, *self.freed]
+        return self._end - self._cursor + sum(count for _, count in runs)
+
     def _mark(self, start: int, count: int, used: int) -> None:
         last = self.log[-1] if self.log else None
         if last is not None and last[2] == used and last[0] + last[1] == start:
@@ -420,6 +426,11 @@ class ImageBuilder:
                 self._drop_from_buffer(e)
                 self._space.give_back(e.physical, e.count)
             del self._nodes[node.ino]
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that are not taken yet; directories, long symlinks and attribute blocks take theirs in :meth:`finish`."""
+        return self._space.free()
 
     def _dir(self, ino: int) -> dict[bytes, int]:
         children = self._nodes[ino].children

@@ -1,0 +1,1 @@
+"""Judges and samples that several tests share."""
