@@ -90,7 +90,7 @@ def make_golden(target: Path, layouts: list[Path]) -> None:
 
 def docker_load(scratch: Path, archives: list[Path]) -> float:
     """Seconds that ``docker load`` of ``archives`` takes in a fresh dockerd whose data is on the same disk."""
-    from tests.conformance.host_docker import HostDocker
+    from conformance.host_docker import HostDocker
 
     with HostDocker(scratch / "docker") as host:
 

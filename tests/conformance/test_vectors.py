@@ -1,4 +1,4 @@
-"""The shared vectors of fixtures/vectors: the Python core must read what the kernel told (the Go driver reads the same)."""
+"""The shared vectors of fixtures/vectors: the core must read what the kernel told, as the Go driver must."""
 
 from __future__ import annotations
 
