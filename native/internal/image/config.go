@@ -30,6 +30,9 @@ type Defaults struct {
 	User       User     `json:"user"`
 	StopSignal string   `json:"stop_signal"`
 	Layers     []string `json:"layers"` // diff IDs, lowest first
+	// Passwd and Group are the image's /etc/passwd and /etc/group, "" where it has none: an episode may name another user.
+	Passwd string `json:"passwd"`
+	Group  string `json:"group"`
 }
 
 // User is a user by numbers, resolved with the image's /etc/passwd and /etc/group.
@@ -63,6 +66,12 @@ func resolveConfig(raw []byte, cfg *v1.ConfigFile, tree *builder) ([]byte, error
 	}
 	if !slices.ContainsFunc(d.Env, func(e string) bool { return strings.HasPrefix(e, "PATH=") }) {
 		d.Env = append([]string{defaultPath}, d.Env...)
+	}
+	if d.Passwd, err = tree.text("/etc/passwd"); err != nil {
+		return nil, err
+	}
+	if d.Group, err = tree.text("/etc/group"); err != nil {
+		return nil, err
 	}
 	for _, id := range cfg.RootFS.DiffIDs {
 		d.Layers = append(d.Layers, id.String())
@@ -150,17 +159,30 @@ func parseID(s string) (uint32, bool) {
 	return uint32(n), err == nil
 }
 
-// table reads a colon-separated file of the tree; lines of fewer fields are skipped, and no file is an empty one.
-func (b *builder) table(name string, fields int) ([][]string, error) {
+// maxTable bounds what is kept of a user or group file.
+const maxTable = 1 << 20
+
+// text reads a file of the tree, at most maxTable bytes of it; no file is an empty one.
+func (b *builder) text(name string) (string, error) {
 	n, err := b.lookup(name)
 	if err != nil || n.mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, nil
+		return "", nil
 	}
 	if err := b.w.buf.Flush(); err != nil {
+		return "", err
+	}
+	content, err := io.ReadAll(io.NewSectionReader(b.w.f, int64(n.block)*blockSize, min(n.size, maxTable)))
+	return string(content), err
+}
+
+// table reads a colon-separated file of the tree; lines of fewer fields are skipped, and no file is an empty one.
+func (b *builder) table(name string, fields int) ([][]string, error) {
+	content, err := b.text(name)
+	if err != nil {
 		return nil, err
 	}
 	var out [][]string
-	s := bufio.NewScanner(io.NewSectionReader(b.w.f, int64(n.block)*blockSize, n.size))
+	s := bufio.NewScanner(strings.NewReader(content))
 	for s.Scan() {
 		if f := strings.Split(s.Text(), ":"); len(f) >= fields {
 			out = append(out, f)
