@@ -42,7 +42,7 @@ _KNOWN = _HEADER_ONLY | {REGULAR, CONTIGUOUS, PAX_GLOBAL}
 
 # name mode uid gid size mtime chksum type linkname magic(6+2) uname gname devmajor devminor prefix(155) + 12
 _HEADER = Struct("100s8s8s8s12s12s8sB100s8s32s32s8s8s155s8s4s")
-_SPACES_SUM = 8 * 0x20
+_SPACES = b" " * 8
 _PAX_TIME = re.compile(rb"(-?)(\d{1,19})(?:\.(\d*))?")
 _NUMBER = re.compile(rb"-?\d{1,19}")
 _INT64 = 1 << 63
@@ -351,16 +351,15 @@ class TarReader:
 
         adler32's low half is 1 + the sum modulo 65521, at C speed; the sum itself is below 2 · 65521.
         """
-        block = buf[pos : pos + BLOCK]
         try:
             stored = int(chksum.strip(b" \0") or b"0", 8)
         except ValueError:
             raise self.error("not a tar header: bad checksum field", offset) from None
-        low = ((adler32(block) & 0xFFFF) - 1 - sum(chksum) + _SPACES_SUM) % 65521
+        block = buf[pos : pos + 148] + _SPACES + buf[pos + 156 : pos + BLOCK]
+        low = (adler32(block) - 1 & 0xFFFF) % 65521
         if stored in (low, low + 65521):
             return
-        signed = sum(block) - sum(chksum) + _SPACES_SUM - 256 * sum(byte > 127 for byte in block)
-        if stored != signed:
+        if stored != sum(block) - 256 * sum(byte > 127 for byte in block):
             raise self.error("not a tar header: the checksum does not match", offset)
 
     def _small(self, field: bytes, offset: int) -> int:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
+
+from ext4lite.errors import HostError, ImageError
+from ext4lite.overlay.oci import CHUNK, Blob, Image, familiar, open_images
 from overlay_samples import (
     Entry,
     directory,
@@ -23,9 +26,6 @@ from overlay_samples import (
     write_archive,
     write_layout,
 )
-
-from ext4lite.errors import HostError, ImageError
-from ext4lite.overlay.oci import CHUNK, Blob, Image, familiar, open_images
 
 LAYERS = (make_tar(directory("etc/"), Entry("etc/a", b"hello")), make_tar(Entry("etc/.wh.a")))
 TAG = {"io.containerd.image.name": "docker.io/library/test:1"}

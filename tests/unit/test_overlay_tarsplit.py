@@ -11,12 +11,12 @@ import crcmod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 from ext4lite.errors import ImageError
 from ext4lite.overlay.layers import split_again
 from ext4lite.overlay.tarsplit import TarSplitWriter, assemble, crc64
 from ext4lite.overlay.tarstream import TarReader, clean_name
+from overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 
 def lines(packed: bytes) -> list[str]:

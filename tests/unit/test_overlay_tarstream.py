@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 from ext4lite.errors import ImageError
 from ext4lite.overlay import tarstream
 from ext4lite.overlay.tarstream import Member, TarReader, clean_name
+from overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 
 def chunks_of(data: bytes, size: int) -> Iterator[bytes]:
