@@ -36,7 +36,7 @@ class HostState:
 
         Args:
             binary: the gvx-sentry whose processes count, whoever started them.
-            trees: directories whose whole content counts, beside runtime directories and ``gvx*`` in /tmp.
+            trees: directories whose whole content counts, beside runtime directories and ``gvx-*`` in /tmp.
         """
         trees = [*trees, base_dir()]
         return cls(
@@ -99,7 +99,7 @@ def _sockets(trees: list[Path]) -> Iterator[str]:
 def _files(trees: list[Path]) -> Iterator[str]:
     for directory in _TMP:
         with contextlib.suppress(OSError):
-            yield from (str(path) for path in directory.iterdir() if path.name.startswith("gvx"))
+            yield from (str(path) for path in directory.iterdir() if path.name.startswith("gvx-"))
     for tree in trees:
         for parent, directories, names in os.walk(tree):
             yield from (os.path.join(parent, name) for name in (*directories, *names))  # noqa: PTH118 (many thousands)

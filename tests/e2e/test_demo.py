@@ -24,17 +24,14 @@ PROOFS = (
     "docker run --rm python:3.11-slim python -c 'print(6*7)': 42",
     "docker ps -a: left-in-the-first in the first episode, nothing in the second",
 )
+NOTHING_LEFT = "Nothing is left: no process, no mount, no socket, no file."
 
 
 def test_the_demo() -> None:
     done = subprocess.run([sys.executable, "-m", "gvx.demo"], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     everything = " ".join((done.stdout + done.stderr).split())
-    for proof in (
-        *PROOFS,
-        "e2fsck -fn of the first volume: clean",
-        "Nothing is left: no process, no mount, no socket, no file.",
-    ):
+    for proof in (*PROOFS, "e2fsck -fn of the first volume: clean", NOTHING_LEFT):
         assert proof in everything
     assert f"uid {65534 if is_root() else os.geteuid()}," in everything
     if is_root():
@@ -64,5 +61,5 @@ def test_the_demo_in_a_container_without_any_privileges() -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     everything = " ".join((done.stdout + done.stderr).split())
-    for proof in (*PROOFS, "uid 1000,", "Nothing is left: no process, no mount, no socket, no file."):
+    for proof in (*PROOFS, "uid 1000,", NOTHING_LEFT):
         assert proof in everything
