@@ -21,6 +21,7 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/limits"
 	"gvisor.dev/gvisor/pkg/sentry/pgalloc"
 	"gvisor.dev/gvisor/pkg/sentry/uniqueid"
+	"gvisor.dev/gvisor/pkg/sentry/usage"
 	"gvisor.dev/gvisor/pkg/sentry/vfs"
 	"gvisor.dev/gvisor/pkg/usermem"
 
@@ -73,6 +74,9 @@ func (c *testContext) Value(key any) any {
 
 // global are parts that a process has once.
 var global = sync.OnceValues(func() (*pgalloc.MemoryFile, error) {
+	if err := usage.Init(); err != nil {
+		return nil, err
+	}
 	fd, err := unix.MemfdCreate("test", 0)
 	if err != nil {
 		return nil, err
