@@ -74,8 +74,14 @@ func dropCapabilities() error {
 }
 
 func allThreads(what string, trap, a1, a2, a3 uintptr) error {
+	// Also for the sake of the Sentry, whose systrap stubs do not survive in a binary with cgo's runtime.
+	const builtWithCgo = syscall.ENOTSUP
 	// prctl checks that unused arguments are zero: the six-argument form passes them.
-	if _, _, errno := syscall.AllThreadsSyscall6(trap, a1, a2, a3, 0, 0, 0); errno != 0 {
+	_, _, errno := syscall.AllThreadsSyscall6(trap, a1, a2, a3, 0, 0, 0)
+	if errno == builtWithCgo {
+		return errors.New("lockdown: this binary was built with cgo; gvx-sentry must be built with CGO_ENABLED=0")
+	}
+	if errno != 0 {
 		return fmt.Errorf("lockdown: %s: %w", what, errno)
 	}
 	return nil

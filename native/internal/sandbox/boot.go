@@ -24,6 +24,7 @@ import (
 	"gvx.dev/gvx/native/internal/control"
 	"gvx.dev/gvx/native/internal/netnat"
 	"gvx.dev/gvx/native/internal/seam"
+	"gvx.dev/gvx/native/internal/sentryfs"
 )
 
 const (
@@ -55,11 +56,14 @@ type sentry struct {
 	status *eventWriter
 	kernel *kernel.Kernel
 
+	// opened has the volumes by the number of their mount, nil where it is none.
+	opened []*sentryfs.Volume
+
 	mu      sync.Mutex
-	volumes []volume // mounted ones, in mount order
+	volumes []volume // those to close, in the order of opening
 }
 
-// volume is a mounted file system that must be closed for its image to be marked clean.
+// volume is an open file system that must be closed for its image to be marked clean.
 type volume struct {
 	destination string
 	close       func() error
@@ -246,7 +250,7 @@ func sentryConfig(e *Episode) (*config.Config, error) {
 	return config.NewFromFlags(fs)
 }
 
-// closeVolumes closes every mounted volume, last mounted first, and returns the first error.
+// closeVolumes closes every volume, last opened first, and returns the first error.
 func (s *sentry) closeVolumes() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/errors/linuxerr"
 	"gvisor.dev/gvisor/pkg/fd"
 	"gvisor.dev/gvisor/pkg/fspath"
+	"gvisor.dev/gvisor/pkg/sentry/fsimpl/mqfs"
 	"gvisor.dev/gvisor/pkg/sentry/fsimpl/tmpfs"
 	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
 	"gvisor.dev/gvisor/pkg/sentry/seccheck"
@@ -84,6 +85,10 @@ func (s *sentry) completeGuest() error {
 		if err := g.write(name, content); err != nil {
 			return fmt.Errorf("writing %s: %w", name, err)
 		}
+	}
+	// gVisor knows this one as a file system of guests' only, not of OCI documents.
+	if err := g.mount("/dev/mqueue", mqfs.Name, vfs.MountOptions{Flags: vfs.MountFlags{NoSUID: true, NoDev: true, NoExec: true}}); err != nil {
+		return fmt.Errorf("mounting /dev/mqueue: %w", err)
 	}
 	if err := s.mountAll(g); err != nil {
 		return err
@@ -163,21 +168,25 @@ func (g *guestFiles) write(name, content string) error {
 	return err
 }
 
-func (g *guestFiles) mountTmpfs(m Mount) error {
-	if err := g.vfs.MkdirAllAt(g.ctx, m.Destination, g.root, g.creds, &vfs.MkdirOptions{Mode: 0o755}, true); err != nil {
+// mount mounts a file system that needs no device, making the mount point when it is missing.
+func (g *guestFiles) mount(dst, fsType string, opts vfs.MountOptions) error {
+	if err := g.vfs.MkdirAllAt(g.ctx, dst, g.root, g.creds, &vfs.MkdirOptions{Mode: 0o755}, true); err != nil {
 		return err
 	}
+	_, err := g.vfs.MountAt(g.ctx, g.creds, fsType, g.at(dst), fsType, &opts)
+	return err
+}
+
+func (g *guestFiles) mountTmpfs(m Mount) error {
 	data := "mode=1777" // docker's default for --tmpfs
 	if m.SizeBytes > 0 {
 		data += fmt.Sprintf(",size=%d", m.SizeBytes)
 	}
-	opts := vfs.MountOptions{
+	return g.mount(m.Destination, tmpfs.Name, vfs.MountOptions{
 		ReadOnly:             m.ReadOnly,
 		Flags:                vfs.MountFlags{NoSUID: true, NoDev: true, NoExec: true},
 		GetFilesystemOptions: vfs.GetFilesystemOptions{Data: data, InternalMount: true},
-	}
-	_, err := g.vfs.MountAt(g.ctx, g.creds, "tmpfs", g.at(m.Destination), tmpfs.Name, &opts)
-	return err
+	})
 }
 
 // etcFiles returns the files which docker also provides to every container, by path.

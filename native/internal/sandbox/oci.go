@@ -18,7 +18,8 @@ const (
 // runtimeSpec makes the OCI document for an episode: a container as `docker run --privileged` makes it, alone in its
 // machine. The episode's own mounts are not in it: they are made by mountAll, which knows volumes.
 func runtimeSpec(e *Episode) *specs.Spec {
-	nosuid := []string{"nosuid", "noexec", "nodev"}
+	// Only options that gVisor knows: it logs a warning for each other.
+	nosuid := []string{"nosuid", "noexec"}
 	return &specs.Spec{
 		Version:  specs.Version,
 		Hostname: e.Hostname,
@@ -33,10 +34,9 @@ func runtimeSpec(e *Episode) *specs.Spec {
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: nosuid},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=65536k"}},
-			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec"}},
 			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: append([]string{"mode=1777", "size=" + strconv.Itoa(shmBytes)}, nosuid...)},
-			{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: nosuid},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: nosuid},
 			{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: nosuid},
 		},

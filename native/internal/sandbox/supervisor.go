@@ -72,6 +72,7 @@ type supervisor struct {
 	started chan struct{}
 	client  *control.Client
 	logFile *os.File
+	stdio   *stdio
 	debug   bool
 }
 
@@ -182,6 +183,7 @@ func (s *supervisor) run(specFD int, t0 int64) (int, error) {
 	go s.forwardSignals(signals)
 
 	ws := s.reap()
+	s.stdio.drain()
 	// Every process that could hold the status socket is gone: it has ended.
 	return s.result(ws, <-reports)
 }
@@ -413,6 +415,10 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	}
 	defer null.Close()
 
+	if s.stdio, err = newStdio(int(null.Fd())); err != nil {
+		return nil, err
+	}
+	defer s.stdio.handedOver()
 	// The child's descriptor table: what is written into cfg are the child's numbers.
 	logFD := s.logFile.Fd()
 	if s.debug {
@@ -425,7 +431,7 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	}
 	cfg := bootConfig{
 		Episode: s.ep, ListenFD: pass(sock.FD), ClientFD: pass(its), StatusFD: pass(st[1]), NetworkFD: -1,
-		RootfsFD: pass(s.ep.Rootfs.FD), StdioFDs: [3]int{pass(0), pass(1), pass(2)}, VolumeFDs: make([]int, len(s.ep.Mounts)), Debug: s.debug,
+		RootfsFD: pass(s.ep.Rootfs.FD), StdioFDs: [3]int{pass(s.stdio.fds[0]), pass(s.stdio.fds[1]), pass(s.stdio.fds[2])}, VolumeFDs: make([]int, len(s.ep.Mounts)), Debug: s.debug,
 	}
 	if dir, err := os.UserCacheDir(); err == nil {
 		cfg.CacheDir = filepath.Join(dir, "gvx")
