@@ -929,8 +929,7 @@ def _set_bits(bitmap: bytearray, first: int, count: int, value: bool) -> None:
         return
     last = first + count
     head, tail = -(-first // 8), last // 8
-    if head > tail:
-        head = tail  # all within one byte
+    head = min(head, tail)  # all within one byte
     mask = 0xFF if value else 0
     if tail > head:
         bitmap[head:tail] = bytes([mask]) * (tail - head)

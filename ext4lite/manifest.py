@@ -21,8 +21,10 @@ from ext4lite.volume import Volume
 
 Entry = dict[str, Any]
 _LEFT_OUT = b"/lost+found"
-_MOST_SPARSE = 64
-_FLOOR = 4 << 30
+MOST_SPARSE = 64
+"""A file may be this many times as large as its volume,"""
+ALWAYS_HASHED = 4 << 30
+"""or have this many bytes, and is still hashed."""
 
 
 def entries(volume: Volume) -> Iterator[Entry]:
@@ -61,7 +63,7 @@ def entries(volume: Volume) -> Iterator[Entry]:
 
 def _hash(volume: Volume, ino: int, size: int) -> str:
     # A sparse file may be far larger than the volume, and a damaged size pretends that; hashing zeros for hours helps nobody.
-    if size > max(_FLOOR, _MOST_SPARSE * volume.blocks * volume.block_size):
+    if size > max(ALWAYS_HASHED, MOST_SPARSE * volume.blocks * volume.block_size):
         raise Unsupported(f"a file of {size} bytes is too large to hash", where=f"{volume.where}: inode {ino}")
     digest = sha256()
     for chunk in volume.chunks(ino):

@@ -245,11 +245,15 @@ class Volume:
             return [], 0
         if flags & c.EXTENTS_FL:
             seed = None if self._seed is None else inode_seed(self._seed, record.ino, record.fields.i_generation)
-            return extents.read_tree(record.fields.i_block, self, seed, where)
-        if record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
+            runs, own = extents.read_tree(record.fields.i_block, self, seed, where)
+        elif record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
             return [], 0
-        file_blocks = -(-record.size // self.block_size)
-        return indirect.read_map(record.fields.i_block, self, self.block_size, file_blocks, where)
+        else:
+            file_blocks = -(-record.size // self.block_size)
+            runs, own = indirect.read_map(record.fields.i_block, self, self.block_size, file_blocks, where)
+        if own + sum(run.count for run in runs) > self.blocks:
+            raise CorruptImage("claims more blocks than the volume has", where=where)
+        return runs, own
 
     def chunks(self, ino: int) -> Iterator[bytes]:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
@@ -432,7 +436,7 @@ class Volume:
                 continue
             data = self._outside_value(outside, size, record.ino) if outside else value
             if index in (c.XATTR_INDEX_ACL_ACCESS, c.XATTR_INDEX_ACL_DEFAULT):
-                data = xattrs.acl_from_disk(data)
+                data = xattrs.acl_from_disk(data, self._at(f"inode {record.ino}"))
             out[full] = data
         return out
 

@@ -14,7 +14,6 @@ from ext4lite.layout._codecs import XattrEntryHeader, XattrHeader
 from ext4lite.layout.constants import (
     XATTR_INDEX_ACL_ACCESS,
     XATTR_INDEX_ACL_DEFAULT,
-    XATTR_INDEX_SYSTEM,
     XATTR_MAGIC,
     XATTR_PREFIXES,
 )
@@ -60,12 +59,12 @@ def acl_to_disk(value: bytes) -> bytes:
     return b"".join(out)
 
 
-def acl_from_disk(value: bytes) -> bytes:
+def acl_from_disk(value: bytes, where: str = "") -> bytes:
     """Turn a POSIX ACL from ext4's form to that of the system calls; CorruptImage when malformed."""
     if not value:
         return value
     if len(value) < 4 or _U32.unpack_from(value)[0] != 1:
-        raise CorruptImage("a POSIX ACL has an unknown version")
+        raise CorruptImage("a POSIX ACL has an unknown version", where=where)
     out, at = [_U32.pack(2)], 4
     try:
         while at < len(value):
@@ -77,7 +76,7 @@ def acl_from_disk(value: bytes) -> bytes:
                 at += 4
             out.append(_ACL_USER_ENTRY.pack(tag, perm, ident))
     except error as e:
-        raise CorruptImage("a POSIX ACL is cut short") from e
+        raise CorruptImage("a POSIX ACL is cut short", where=where) from e
     return b"".join(out)
 
 

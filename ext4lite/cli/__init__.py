@@ -7,6 +7,7 @@ Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and t
 from __future__ import annotations
 
 import functools
+import io
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code (see docs/exit-codes.md)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

@@ -113,7 +113,7 @@ def test_kernel_reads_what_the_builder_writes(tmp_path: Path) -> None:
 
 def test_kernel_goes_on_writing_to_a_built_image(tmp_path: Path) -> None:
     image = tmp_path / "image"
-    build_sample(image)
+    build_sample(image, size=128 * MIB)
     with mounted(image, tmp_path / "mnt") as root:
         (root / "filled").mkdir()
         fill(root / "filled")
