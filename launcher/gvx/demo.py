@@ -340,7 +340,8 @@ def loop_mounted(scratch: Path, kind: str, make: list[str], size: int) -> Iterat
     with image.open("wb") as file:
         file.truncate(size)
     try:
-        subprocess.run([*make, image], check=True)
+        made = subprocess.run([*make, image], capture_output=True, text=True, check=False)
+        require(made.returncode == 0, f"{make[0]}: {made.stderr}")
         subprocess.run(["mount", "-o", "loop", image, point], check=True)
         try:
             os.chown(point, NOBODY, NOBODY)

