@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,9 @@ class HostDocker:
     ...     host.docker("run", "--rm", "--network", "none", "python:3.11-slim", "python", "-c", "print(6*7)").stdout
     '42\\n'
 
-    `data_root` is the daemon's ``--data-root``, the /var/lib/docker of a golden volume, mounted before `start`.
+    `data_root` is the daemon's ``--data-root``.  With `volume`, an ext4 image such as a clone of a golden volume, the
+    daemon's own mount namespace has that mounted there, read-write and by a loop device that is gone after `stop`;
+    without, what is mounted there is the caller's affair.
     `socket` is the daemon's unix socket while it runs, `log` its output.
     """
 
@@ -40,6 +43,7 @@ class HostDocker:
         self,
         data_root: Path,
         *,
+        volume: Path | None = None,
         storage_driver: str = "overlay2",
         arguments: Sequence[str] = NO_NETWORK,
         dockerd: str = "dockerd",
@@ -47,6 +51,7 @@ class HostDocker:
         ready_timeout: float = 60.0,
     ) -> None:
         self.data_root = data_root
+        self._volume = volume
         self._dockerd = dockerd
         self._client = client
         self._arguments = (f"--storage-driver={storage_driver}", *arguments)
@@ -88,11 +93,13 @@ class HostDocker:
         """Start the daemon and wait until it answers; HostDockerError when it does not in time."""
         if self._process:
             raise HostDockerError("already started")
-        inside = 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"'
+        inside = "mount -t tmpfs -o mode=755 tmpfs /run && "
+        if self._volume:
+            inside += f"mount -t ext4 -o loop {shlex.quote(str(self._volume))} {shlex.quote(str(self.data_root))} && "
         command = [
             *("setpriv", "--pdeathsig", "KILL"),
             *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
-            *("sh", "-c", inside, "sh", self._dockerd),
+            *("sh", "-c", inside + 'exec "$@"', "sh", self._dockerd),
             f"--data-root={self.data_root}",
             f"--exec-root={self._directory / 'exec'}",
             f"--pidfile={self._directory / 'docker.pid'}",
@@ -163,8 +170,17 @@ class HostDocker:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+            self._wait_unmounted()
         self._remove_cgroups()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _wait_unmounted(self) -> None:
+        """Wait until the volume's bytes are final: its mount and loop device end a moment after the last process."""
+        deadline = time.monotonic() + 30
+        while self._volume and _has_loop_device(self._volume):
+            if time.monotonic() > deadline:
+                raise HostDockerError(f"{self._volume} is still mounted after the daemon's end")
+            time.sleep(0.02)
 
     @staticmethod
     def _children(pid: int) -> list[int]:
@@ -181,12 +197,32 @@ class HostDocker:
                         Path(directory).rmdir()
 
 
+def _has_loop_device(image: Path) -> bool:
+    wanted = str(image.resolve())
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if backing.read_text().rstrip("\n") == wanted:
+                return True
+    return False
+
+
 @contextlib.contextmanager
-def fresh_docker(parent: Path | None = None) -> Iterator[HostDocker]:
-    """A daemon on a new, empty data root, which is removed afterwards."""
-    data_root = Path(tempfile.mkdtemp(prefix="gvxd-data-", dir=parent or "/tmp"))
+def fresh_docker(parent: Path | None = None, *, size: int = 16 << 30) -> Iterator[HostDocker]:
+    """A daemon on a new, empty data root, which is removed afterwards.
+
+    The data root is a sparse image of `size` bytes under `parent`: to remove one file is quick, ten thousands are not.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="gvxd-data-", dir=parent or "/tmp"))
+    image, data_root = directory / "image.ext4", directory / "root"
+    data_root.mkdir()
+    host = HostDocker(data_root, volume=image)
     try:
-        with HostDocker(data_root) as host:
+        with image.open("wb") as handle:
+            handle.truncate(size)
+        mke2fs = ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", str(image)]
+        subprocess.run(mke2fs, check=True, stdin=subprocess.DEVNULL, env=host.environment)
+        with host:
             yield host
     finally:
-        shutil.rmtree(data_root, ignore_errors=True)
+        host.stop()
+        shutil.rmtree(directory, ignore_errors=True)
