@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -32,6 +33,8 @@ const (
 	bootConfigFD = 3
 	// maxPassedFDs keeps the passed descriptors below those that gVisor uses for the guest's stdio (253 to 255).
 	maxPassedFDs = 200
+	// gcPercent is Go's default; collection is off until the guest runs.
+	gcPercent = 100
 	// defaultMemory is the guest's memory when the episode says nothing.
 	defaultMemory = 4 << 30
 )
@@ -177,6 +180,7 @@ func (s *sentry) run() error {
 		return fmt.Errorf("starting the guest: %w", err)
 	}
 	s.status.emit(Event{Event: EventStarted})
+	debug.SetGCPercent(gcPercent)
 	if err := <-startErr; err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ type PublishHost struct {
 	Kind    string `json:"kind"`
 	Path    string `json:"path,omitempty"`
 	Address string `json:"address,omitempty"`
-	Port    uint16 `json:"port"`
+	Port    uint16 `json:"port,omitempty"`
 }
 
 // SpecError is a fault of the episode document: Field is the JSON path of what is wrong.
