@@ -22,17 +22,10 @@ from typing import Literal
 
 from benchmarks.harness import Report, Row, removed_afterwards, timed
 from ext4lite.clone import clone
+from fixtures import image_path
 
 IMAGES = ("python", "swe-task")
 CHUNK = 4 << 20
-
-
-def fixture(name: str, form: str) -> Path:
-    """Path of a fixture image, built if it is absent. ``form`` is ``docker-archive``, ``oci-gzip`` or ``oci-zstd``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fixtures", "path", name, form], check=True, capture_output=True, text=True
-    )
-    return Path(done.stdout.strip())
 
 
 def blobs_of(layout: Path) -> list[Path]:
@@ -106,7 +99,7 @@ def docker_load(scratch: Path, archives: list[Path]) -> float:
 def golden_report(scratch: Path, golden: Path, runs: int) -> Report:
     """Measure ``mkgolden`` into ``golden`` (left there) beside its peers."""
     report = Report("golden volume of python:3.11-slim and swe-task (gzip layers)")
-    layouts = [fixture(name, "oci-gzip") for name in IMAGES]
+    layouts = [image_path(name, "oci-gzip") for name in IMAGES]
     blobs = list(dict.fromkeys(b for layout in layouts for b in blobs_of(layout)))
     unique = list({b.name: b for b in blobs}.values())
     floor = report.add(Row("decompress + sha256", [timed(lambda: decompress_and_hash(unique)) for _ in range(runs)]))
@@ -133,7 +126,7 @@ def golden_report(scratch: Path, golden: Path, runs: int) -> Report:
     report.add(
         Row("floor + mke2fs", [a + b for a, b in zip(floor.seconds, theirs, strict=True)], note="sum of the two")
     )
-    archives = [fixture(name, "docker-archive") for name in IMAGES]
+    archives = [image_path(name, "docker") for name in IMAGES]
     report.add(
         Row(
             "docker load, fresh dockerd",
