@@ -110,7 +110,7 @@ func (i *Inode) WriteFunc(off, n int64, write func(devOff, fileOff, n int64) err
 	i.io.Lock()
 	defer i.io.Unlock()
 	if size := i.Size(); off > size {
-		if err := i.cleanTail(size, off); err != nil {
+		if err := i.cleanTail(size); err != nil {
 			return 0, err
 		}
 	}
@@ -320,19 +320,18 @@ func (i *Inode) grow(size int64) error {
 	return err
 }
 
-// cleanTail makes the bytes between the end of file at size and up to (in the
-// last block) zero, in case a mapping left something there. i.io is held exclusively.
-func (i *Inode) cleanTail(size, upTo int64) error {
-	bs := i.fs.BlockSize()
+// cleanTail makes the bytes of the last block behind the end of file at size
+// zero, in case a mapping left something there. i.io is held exclusively.
+func (i *Inode) cleanTail(size int64) error {
 	i.mu.Lock()
 	dirty := i.tailDirty
 	i.tailDirty = false
 	i.mu.Unlock()
-	end := min((size+bs-1)&^(bs-1), upTo)
-	if !dirty || end <= size {
-		return nil
+	bs := i.fs.BlockSize()
+	if end := (size + bs - 1) &^ (bs - 1); dirty && size < end {
+		return i.zeroRange(size, end)
 	}
-	return i.zeroRange(size, end)
+	return nil
 }
 
 // zeroRange writes zeros over what is stored of the file bytes [off, end), in
@@ -398,7 +397,7 @@ func (i *Inode) Truncate(size int64) error {
 	defer i.io.Unlock()
 	old := i.Size()
 	if size > old {
-		if err := i.cleanTail(old, size); err != nil {
+		if err := i.cleanTail(old); err != nil {
 			return err
 		}
 		return i.grow(size)
@@ -409,6 +408,13 @@ func (i *Inode) Truncate(size int64) error {
 			return err
 		}
 	}
+	return i.cut(old, size)
+}
+
+// cut sets the size from old down to size and frees the blocks behind it. i.io
+// is held exclusively.
+func (i *Inode) cut(old, size int64) error {
+	bs := i.fs.BlockSize()
 	h, err := i.fs.begin()
 	if err != nil {
 		return err
@@ -419,6 +425,7 @@ func (i *Inode) Truncate(size int64) error {
 	if ferr := i.flush(h); err == nil {
 		err = ferr
 	}
+	i.pastEnd = false
 	i.mu.Unlock()
 	h.end(err)
 	i.ReleaseWindow()
@@ -498,7 +505,7 @@ func (i *Inode) Fallocate(mode uint32, off, n int64) error {
 			return err
 		}
 		if size := i.Size(); mode&FallocKeepSize == 0 && off+n > size {
-			if err := i.cleanTail(size, off+n); err != nil {
+			if err := i.cleanTail(size); err != nil {
 				return err
 			}
 			return i.grow(off + n)
@@ -579,8 +586,9 @@ func (i *Inode) punch(off, n int64) error {
 // Extents tells where the bytes of [off, off+n) are on the device, in order and
 // without gaps; off and n are rounded out to whole blocks. With alloc, holes and
 // unwritten parts are allocated and zeroed first so that the range can be
-// written or mapped in place; the size stays (SetSize). On ENOSPC what could be
-// allocated is, and the error is returned.
+// written or mapped in place; the size stays (SetSize). What was allocated behind
+// the end of file and is not reached by SetSize goes when the last reference
+// does. On ENOSPC what could be allocated is, and the error is returned.
 func (i *Inode) Extents(off, n int64, alloc bool) ([]Extent, error) {
 	if off < 0 || n < 0 || off > i.fs.maxSize()-n {
 		return nil, syscall.EINVAL
@@ -667,14 +675,16 @@ func (i *Inode) materialise(lblk, n uint32) (extent, error) {
 	if err == nil && !hole && e.unwritten {
 		e.n = min(e.n, n)
 		if err = i.zeroUnwritten(e); err == nil {
+			e.unwritten = false
 			if err = i.markWritten(h, e.lblk, e.n); err == nil {
 				err = i.flush(h)
 			}
 		}
 	}
-	if size := i.size(); int64(lblk)+int64(e.n) > size>>i.fs.sb.blockBits {
-		i.tailDirty = true
-	}
+	bits := i.fs.sb.blockBits
+	size, last := i.size(), int64(lblk)+int64(e.n)
+	i.tailDirty = i.tailDirty || last > size>>bits
+	i.pastEnd = i.pastEnd || last<<bits >= size+1<<bits
 	i.mu.Unlock()
 	h.end(err)
 	if err == nil && hole { // punched in between: again

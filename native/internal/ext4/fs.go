@@ -309,6 +309,9 @@ func (fs *FS) Close() error {
 			break
 		}
 	}
+	for _, i := range fs.cached() {
+		i.rest()
+	}
 	fs.barrier.Lock()
 	defer fs.barrier.Unlock()
 	fs.closed.Store(true)
@@ -336,6 +339,19 @@ func (fs *FS) Close() error {
 		errs = append(errs, fmt.Errorf("ext4: closed after an error, the volume needs a check: %w", failure))
 	}
 	return errors.Join(errs...)
+}
+
+// cached lists the inodes in memory.
+func (fs *FS) cached() []*Inode {
+	fs.icMu.Lock()
+	defer fs.icMu.Unlock()
+	out := make([]*Inode, 0, len(fs.inodes))
+	for _, i := range fs.inodes {
+		if i.loadErr == nil {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
 // Root is the root directory; the caller owns no reference and needs none.

@@ -80,6 +80,9 @@ type Inode struct {
 	// tailDirty: the block with the end of file was handed out by Extents, so bytes
 	// past the end may not be zero any more; guarded by mu.
 	tailDirty bool
+	// pastEnd: Extents made written blocks behind the end of file, which SetSize may
+	// not have reached yet; guarded by mu.
+	pastEnd bool
 
 	win      window       // guarded by fs.alloc.mu
 	sizeHint atomic.Int64 // i_size for the allocator
@@ -284,9 +287,32 @@ func (i *Inode) DecRef() {
 		}
 	}
 	fs.icMu.Unlock()
-	i.ReleaseWindow()
+	i.rest()
 	if drop != nil && drop != i {
 		drop.ReleaseWindow()
+	}
+}
+
+// rest is done when nobody uses the inode any more: windows are given back, and
+// what mappings and in-place writes left behind the end of file is cleared
+// before it is forgotten.
+func (i *Inode) rest() {
+	i.ReleaseWindow()
+	i.mu.RLock()
+	dirty, past := i.tailDirty, i.pastEnd
+	i.mu.RUnlock()
+	if !dirty && !past || i.fs.ReadOnly() {
+		return
+	}
+	i.io.Lock()
+	defer i.io.Unlock()
+	size := i.Size()
+	err := i.cleanTail(size)
+	if err == nil && past {
+		err = i.cut(size, size)
+	}
+	if err != nil {
+		i.fs.abort(err)
 	}
 }
 
@@ -461,6 +487,9 @@ func (i *Inode) Attr() Attr {
 	}
 	if hasExtra(i.raw, offCrtime+4) {
 		a.Crtime = i.getTime(offCrtime, offCrtimeEx)
+	}
+	if a.Flags&flagInlineData != 0 {
+		a.Blocks512 += (a.Size + 511) >> 9 // as the kernel does, lest tools think the file is all hole
 	}
 	switch a.Mode & syscall.S_IFMT {
 	case syscall.S_IFCHR, syscall.S_IFBLK:
