@@ -87,29 +87,29 @@ class LayerApplier:
         """
         seen: set[bytes] = set()
         stats = self.stats
-        segment, entry = split.segment, split.file
         regular, contiguous = tarstream.REGULAR, tarstream.CONTIGUOUS
         index = -1
         while (member := reader.next()) is not None:
             index += 1
-            segment(member.raw)
-            size = member.size
             clean = clean_name(member.name)
-            duplicate = clean in seen
-            seen.add(clean)
+            size, crc = member.size, 0
+            if clean in seen:
+                # The name has its entry already: this member, content and all, is kept as raw bytes.
+                split.segment(member.raw)
+                inline: TarSplitWriter | None = split
+            else:
+                seen.add(clean)
+                inline = None
             if member.type in (regular, contiguous):
                 stats.files += 1
                 stats.content_bytes += size
-                crc = self._file(member, clean, index, reader, split if duplicate and size else None)
-                if not duplicate:
-                    entry(member.name, size, crc)
-            else:
-                if member.type != tarstream.PAX_GLOBAL:
-                    self._other(member, clean)
-                if not duplicate:
-                    entry(member.name, 0, 0)
+                crc = self._file(member, clean, index, reader, inline)
+            elif member.type != tarstream.PAX_GLOBAL:
+                self._other(member, clean)
+            if inline is None:
+                split.member(member.raw, member.name, size, crc)
         for raw in reader.tail():
-            segment(raw)
+            split.segment(raw)
         stats.members = index + 1
         stats.size = sum(self._sizes.values())
 

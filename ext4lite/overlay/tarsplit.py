@@ -76,10 +76,22 @@ class TarSplitWriter:
         if not raw:
             return
         line = b'{"type":2,"payload":"%b","position":%d}\n' % (b2a_base64(raw, newline=False), self._position)
+        self._position += 1
         self._add(line)
 
     def file(self, name: bytes, size: int, crc: int) -> None:
         """Add a member's entry: ``name`` as the header has it, size and CRC-64 of its content (0 if it has none)."""
+        self._add(self._file_line(name, size, crc))
+
+    def member(self, raw: bytes, name: bytes, size: int, crc: int) -> None:
+        """:meth:`segment` of a member's ``raw`` and its :meth:`file` in one: what nearly every member needs."""
+        line = b'{"type":2,"payload":"%b","position":%d}\n' % (b2a_base64(raw, newline=False), self._position)
+        self._position += 1
+        self._add(line + self._file_line(name, size, crc))
+
+    def _file_line(self, name: bytes, size: int, crc: int) -> bytes:
+        position = self._position
+        self._position += 1
         if _PLAIN_NAME.fullmatch(name):
             named = b'"name":"%b",' % name if name else b""
         else:
@@ -88,18 +100,11 @@ class TarSplitWriter:
             except UnicodeDecodeError:
                 named = b'"name_raw":"%b",' % b2a_base64(name, newline=False)
         if size:
-            line = b'{"type":1,%b"size":%d,"payload":"%b","position":%d}\n' % (
-                named,
-                size,
-                b2a_base64(crc.to_bytes(8, "big"), newline=False),
-                self._position,
-            )
-        else:
-            line = b'{"type":1,%b"payload":null,"position":%d}\n' % (named, self._position)
-        self._add(line)
+            checksum = b2a_base64(crc.to_bytes(8, "big"), newline=False)
+            return b'{"type":1,%b"size":%d,"payload":"%b","position":%d}\n' % (named, size, checksum, position)
+        return b'{"type":1,%b"payload":null,"position":%d}\n' % (named, position)
 
     def _add(self, line: bytes) -> None:
-        self._position += 1
         self._lines.append(line)
         self._pending += len(line)
         if self._pending >= _FLUSH:

@@ -43,6 +43,7 @@ _KNOWN = _HEADER_ONLY | {REGULAR, CONTIGUOUS, PAX_GLOBAL}
 # name mode uid gid size mtime chksum type linkname magic(6+2) uname gname devmajor devminor prefix(155) + 12
 _HEADER = Struct("100s8s8s8s12s12s8sB100s8s32s32s8s8s155s8s4s")
 _SPACES = b" " * 8
+_ENDS = b"\0 "
 _PAX_TIME = re.compile(rb"(-?)(\d{1,19})(?:\.(\d*))?")
 _NUMBER = re.compile(rb"-?\d{1,19}")
 _INT64 = 1 << 63
@@ -214,8 +215,12 @@ class TarReader:
                 return None
             offset = self._base + pos
             self._verify(buf, pos, chksum, offset)
-            size = self._number(size_field, offset, "size")
-            if size < 0:
+            try:
+                # The usual spelling; anything else goes the long way.
+                size = int(size_field[:11], 8) if size_field[:11].isdigit() and size_field[11] in _ENDS else -1
+            except ValueError:
+                size = -1
+            if size < 0 and (size := self._number(size_field, offset, "size")) < 0:
                 raise self.error("bad tar header: negative size", offset)
             if kind in (_PAX, _LONG_NAME, _LONG_LINK):
                 if size > MAX_EXTENDED:
@@ -242,7 +247,7 @@ class TarReader:
 
         name = name.partition(b"\0")[0]
         linkname = linkname.partition(b"\0")[0]
-        number = self._small
+        known, number = self._numbers.get, self._small
         if magic[:6] == b"ustar\0":
             if trailer == b"tar\0":
                 prefix = prefix[:131]
@@ -251,9 +256,9 @@ class TarReader:
         member = Member(
             name=name,
             type=kind,
-            mode=number(mode, offset) & 0o7777,
-            uid=number(uid, offset),
-            gid=number(gid, offset),
+            mode=known(mode) or number(mode, offset),
+            uid=known(uid) or number(uid, offset),
+            gid=known(gid) or number(gid, offset),
             size=size,
             mtime_ns=self._number(mtime_field, offset, "time") * 1_000_000_000,
             linkname=linkname,
@@ -263,6 +268,7 @@ class TarReader:
             raw=b"",
             offset=offset,
         )
+        member.mode &= 0o7777
         if kind in (CHAR, BLOCKDEV) and magic[:5] == b"ustar":
             member.major, member.minor = number(major, offset), number(minor, offset)
         if kind == PAX_GLOBAL:
