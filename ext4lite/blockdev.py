@@ -1,8 +1,9 @@
 """The image file as a block device: who may use it (locks) and how it is handed to a guest.
 
-Whoever writes holds an exclusive lock on the file, readers and clones in progress a shared one. The locks are open-file-description
-locks (Linux): they belong to the descriptor, so a child that inherits it keeps the lock, and they vanish with the last
-copy, however its process ends. Such a lock does not tell who holds it; a record ``<image>.lock`` beside the file does.
+Whoever writes holds an exclusive lock on the file, readers and clones in progress a shared one. The locks are
+open-file-description locks (Linux): they belong to the descriptor, so a child that inherits it keeps the lock, and they
+vanish with the last copy, however its process ends. Such a lock does not tell who holds it; a record ``<image>.lock``
+beside the file does.
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def _alive(pid: int) -> bool:
 
 
 def _holder_from_proc(fd: int) -> str:
-    """Look for a process whose open file has the lock: /proc/PID/fdinfo lists the locks of each description (own processes only)."""
+    """Look for a process whose open file has the lock.
+
+    /proc/PID/fdinfo lists the locks of each description (own processes only).
+    """
     info = os.fstat(fd)
     wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     with contextlib.suppress(OSError):
@@ -140,7 +144,10 @@ def _holder_from_proc(fd: int) -> str:
 
 
 def open_image(path: StrPath, *, write: bool = False) -> int:
-    """Open an image and return its descriptor (close-on-exec); HostError, also for what is neither file nor block device."""
+    """Open an image and return its descriptor (close-on-exec).
+
+    HostError, also for what is neither file nor block device.
+    """
     where = os.fspath(path)
     try:
         fd = os.open(where, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -154,7 +161,10 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Allow a new image at ``path``: nothing is there, or ``force`` and what is there is a file that nobody uses. HostError, VolumeBusy."""
+    """Allow a new image at ``path``: nothing is there, or ``force`` and what is there is a file that nobody uses.
+
+    HostError, VolumeBusy.
+    """
     if not path.exists():
         return
     if not force:
@@ -197,7 +207,9 @@ class GuestVolume:
 
 
 def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") -> GuestVolume:
-    """Open a volume for a guest: lock it, and check that its superblock is sound, clean and within what the driver can do.
+    """Open a volume for a guest: lock it, and check that its superblock is sound.
+
+    Clean and within what the driver can do.
 
     Costs one read. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported (naming the features), HostError.
     """
@@ -207,6 +219,10 @@ def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") 
             lock_shared(fd, path)
         else:
             lock_exclusive(fd, path, command)
+    except BaseException:
+        os.close(fd)
+        raise
+    try:
         found = read_super(fd, os.fspath(path))
         _require_guest_features(found, readonly)
         found.require_clean()

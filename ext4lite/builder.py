@@ -1,9 +1,9 @@
 """Make a whole volume in one sequential pass: file data as it comes, everything else behind it when all is known.
 
-The image grows in a temporary file beside its target and is renamed into place by :meth:`ImageBuilder.finish`, so a failed run
-leaves nothing. File data goes to consecutive blocks (extents of up to 32768 blocks, interrupted only by backup superblocks and
-flex group metadata); directories, long symlinks, attribute blocks and extent tree blocks follow, each directory in one piece. Nothing
-depends on clock, process or hash order: same calls, same bytes.
+The image grows in a temporary file beside its target and is renamed into place by :meth:`ImageBuilder.finish`, so a
+failed run leaves nothing. File data goes to consecutive blocks (extents of up to 32768 blocks, interrupted only by
+backup superblocks and flex group metadata); directories, long symlinks, attribute blocks and extent tree blocks follow,
+each directory in one piece. Nothing depends on clock, process or hash order: same calls, same bytes.
 
     with ImageBuilder("golden.ext4", size=16 << 30, uuid=uuid, timestamp=0) as b:
         etc = b.add_dir(b.root, b"etc", Meta(mode=0o755))
@@ -118,7 +118,10 @@ class _Space:
         self.log: list[list[int]] = []
 
     def take(self, count: int) -> list[tuple[int, int]]:
-        """Return runs (start, count) of ``count`` blocks together; VolumeFull (with nothing taken for good) if there are none left."""
+        """Return runs (start, count) of ``count`` blocks together.
+
+        VolumeFull if that many are not left (those that were are taken then: the image is lost anyway).
+        """
         out = []
         while count:
             if self._cursor == self._end:
@@ -131,7 +134,10 @@ class _Space:
         return out
 
     def take_contiguous(self, count: int) -> list[tuple[int, int]]:
-        """Like :meth:`take` before anything else is taken, but from the first run that holds all; smaller runs stay for others."""
+        """Like :meth:`take` before anything else is taken, but from the first run that holds all.
+
+        Smaller runs stay for others.
+        """
         skipped: list[tuple[int, int]] = []
         for start, length in self._runs:
             if length >= count:
@@ -283,10 +289,10 @@ def _add_extent(extents: list[Extent], logical: int, start: int, count: int) -> 
 class ImageBuilder:
     """Builds one image; see the module's text. Use as a context manager: without :meth:`finish` nothing is left.
 
-    ``size`` in bytes (4 MiB to 16 TiB); ``uuid`` None makes a random one; ``label`` at most 16 bytes; ``journal_size`` in bytes,
-    None for the default by size and 0 for none; ``timestamp`` in seconds for the volume's own times, None for now. An existing
-    target is refused unless ``force``. ``durable`` False leaves out the fsyncs.
-    Raises Unsupported (size), HostError, later VolumeFull.
+    ``size`` in bytes (4 MiB to 16 TiB); ``uuid`` None makes a random one; ``label`` at most 16 bytes; ``journal_size``
+    in bytes, None for the default by size and 0 for none; ``timestamp`` in seconds for the volume's own times, None for
+    now. An existing target is refused unless ``force``. ``durable`` False leaves out the fsyncs. Raises Unsupported
+    (size), HostError, later VolumeFull.
     """
 
     def __init__(
@@ -345,7 +351,10 @@ class ImageBuilder:
         return node.ino
 
     def add_file(self, parent: int, name: bytes, meta: Meta, size_hint: int = -1) -> FileSink:
-        """Make a regular file and return the sink for its bytes (``size_hint`` is only a hint). The sink before must be closed."""
+        """Make a regular file and return the sink for its bytes (``size_hint`` is only a hint).
+
+        The sink before must be closed.
+        """
         if self._sink is not None:
             raise ValueError("another FileSink is still open")
         self._sink = FileSink(self, self._new(parent, name, c.S_IFREG, meta))
@@ -360,8 +369,10 @@ class ImageBuilder:
         node.size = len(target)
         return node.ino
 
-    def add_node(self, parent: int, name: bytes, meta: Meta, kind: Kind, major: int = 0, minor: int = 0) -> int:
-        """Make a device (``char`` or ``block`` with its numbers), ``fifo`` or ``socket`` and return its inode number."""
+    def add_node(  # noqa: PLR0917 (as in the published interface)
+        self, parent: int, name: bytes, meta: Meta, kind: Kind, major: int = 0, minor: int = 0
+    ) -> int:
+        """Make a device (``char`` or ``block`` with its numbers), ``fifo`` or ``socket``; return its inode number."""
         if kind not in ("char", "block", "fifo", "socket"):
             raise ValueError(f"add_node does not make a {kind}")
         node = self._new(parent, name, _TYPE_OF_KIND[kind], meta)
@@ -402,7 +413,10 @@ class ImageBuilder:
         return iter(list(self._dir(parent).items()))
 
     def remove(self, parent: int, name: bytes, recursive: bool = True) -> None:
-        """Remove a name, and the inode when it was its last. FileNotFoundError; OSError for a filled directory if not ``recursive``."""
+        """Remove a name, and the inode when it was its last.
+
+        FileNotFoundError; OSError for a filled directory if not ``recursive``.
+        """
         names = self._dir(parent)
         if name not in names:
             raise FileNotFoundError(name)
@@ -429,7 +443,10 @@ class ImageBuilder:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that are not taken yet; directories, long symlinks and attribute blocks take theirs in :meth:`finish`."""
+        """Blocks that are not taken yet.
+
+        Directories, long symlinks and attribute blocks take theirs in :meth:`finish`.
+        """
         return self._space.free()
 
     def _dir(self, ino: int) -> dict[bytes, int]:
@@ -507,7 +524,10 @@ class ImageBuilder:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Write everything that is not file data, make it durable and put the image in its place. VolumeFull, HostError."""
+        """Write everything that is not file data, make it durable and put the image in its place.
+
+        VolumeFull, HostError.
+        """
         if self._done:
             raise ValueError("the image is finished")
         if self._sink is not None:
@@ -743,13 +763,13 @@ class ImageBuilder:
             descriptors.append(
                 self._descriptor(
                     group,
-                    flags,
-                    free_blocks,
-                    free_inodes,
-                    unused,
-                    directories.get(group, 0),
-                    block_checksum,
-                    inode_checksum,
+                    flags=flags,
+                    free_blocks=free_blocks,
+                    free_inodes=free_inodes,
+                    unused=unused,
+                    directories=directories.get(group, 0),
+                    block_checksum=block_checksum,
+                    inode_checksum=inode_checksum,
                 )
             )
         self._write_superblocks(b"".join(descriptors), free_blocks_total, free_inodes_total)
@@ -787,7 +807,7 @@ class ImageBuilder:
         return {group: bitmap for group, bitmap in bitmaps.items() if any(bitmap)}
 
     def _block_bitmap(self, group: int, bitmap: bytearray | None) -> tuple[bytes, int]:
-        """Return the full bitmap of a group, metadata and padding beyond its end marked, and the number of free blocks."""
+        """Return the full bitmap of a group, its metadata and the padding marked, and the number of free blocks."""
         bitmap = bytearray(BLOCK) if bitmap is None else bitmap
         size = self.geometry.group_size(group)
         _set_bits(bitmap, 0, self.geometry.overhead(group), True)
@@ -797,6 +817,7 @@ class ImageBuilder:
     def _descriptor(
         self,
         group: int,
+        *,
         flags: int,
         free_blocks: int,
         free_inodes: int,
@@ -898,7 +919,10 @@ class ImageBuilder:
 
 
 def encode_time(ns: int) -> tuple[int, int]:
-    """Return (signed low 32 bits of the seconds, extra word) of a time; beyond what ext4 holds (1901 to 2446) it is clamped."""
+    """Return (signed low 32 bits of the seconds, extra word) of a time.
+
+    Beyond what ext4 holds (1901 to 2446) it is clamped.
+    """
     seconds, nanos = divmod(ns, _NS)
     if not -(1 << 31) <= seconds < (1 << 34) - (1 << 31):
         seconds, nanos = (-(1 << 31), 0) if seconds < 0 else ((1 << 34) - (1 << 31) - 1, 0)

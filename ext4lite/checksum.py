@@ -1,7 +1,7 @@
 """The checksums of ext4: crc32c (metadata_csum, JBD2) and crc16 (the older group descriptor checksum).
 
-Both are "raw": the caller gives the register and gets the register, without the final inversion that the usual crc32c has.
-google-crc32c does 3.9 GB/s on 4 KiB blocks, crcmod's C extension 0.2 GB/s, pure-Python crcmod 0.003 GB/s.
+Both are "raw": the caller gives the register and gets the register, without the final inversion that the usual crc32c
+has. google-crc32c does 3.9 GB/s on 4 KiB blocks, crcmod's C extension 0.2 GB/s, pure-Python crcmod 0.003 GB/s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _U32X2 = Struct("<II")
 
 
 def _load_crc32c() -> Callable[[int, bytes], int]:
-    """Choose the fastest implementation that is installed: google-crc32c, else crcmod (with a warning if it has no C extension)."""
+    """Choose the fastest implementation that is installed.
+
+    Google-crc32c, else crcmod (with a warning if it has no C extension).
+    """
     try:
         from google_crc32c import extend
     except ImportError:
@@ -60,7 +63,10 @@ _CRC16 = _crc16_table()
 
 
 def crc16(seed: int, data: bytes) -> int:
-    """Continue crc16 (polynomial 0x8005, reflected) over ``data``: only ever a UUID and a group descriptor, so a table does."""
+    """Continue crc16 (polynomial 0x8005, reflected) over ``data``.
+
+    Only ever a UUID and a group descriptor, so a table does.
+    """
     for byte in data:
         seed = seed >> 8 ^ _CRC16[(seed ^ byte) & 0xFF]
     return seed
@@ -82,7 +88,10 @@ def inode_seed(seed: int, ino: int, generation: int) -> int:
 
 
 def group_desc_checksum(seed: int, group: int, raw: bytes) -> int:
-    """metadata_csum checksum of a descriptor of full size whose ``bg_checksum`` (bytes 30 and 31) counts as zero; 16 bits."""
+    """metadata_csum checksum of a descriptor of full size whose ``bg_checksum`` (bytes 30 and 31) counts as zero.
+
+    16 bits.
+    """
     return crc32c(seed, _U32.pack(group) + raw[:30] + b"\0\0" + raw[32:]) & 0xFFFF
 
 

@@ -1,4 +1,7 @@
-"""Copies of a golden volume, one an episode: by sharing blocks where the host file system can, else as sparse copies."""
+"""Copies of a golden volume, one an episode.
+
+By sharing blocks where the host file system can, else as sparse copies.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,13 @@ class CloneResult:
 
 
 def clone(golden: StrPath, episode: StrPath, *, reflink: Reflink = "auto", force: bool = False) -> CloneResult:
-    """Make ``episode`` a copy of ``golden``, which must be clean and not in use for writing. The target appears whole or not at all.
+    """Make ``episode`` a copy of ``golden``, which must be clean and not in use for writing.
 
-    ``reflink``: ``always`` shares blocks or fails, ``never`` copies, ``auto`` shares where possible. ``force`` replaces an existing target that is
-    not in use. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported, ReflinkUnavailable, HostError.
+    The target appears whole or not at all.
+
+    ``reflink``: ``always`` shares blocks or fails, ``never`` copies, ``auto`` shares where possible. ``force`` replaces
+    an existing target that is not in use. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported,
+    ReflinkUnavailable, HostError.
     """
     if reflink not in ("auto", "always", "never"):
         raise ValueError(f"reflink must be auto, always or never, not {reflink!r}")

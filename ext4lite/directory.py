@@ -23,7 +23,10 @@ DirEntry = tuple[bytes, int, int]
 
 
 def rec_len_to_disk(length: int, block_size: int) -> int:
-    """``rec_len`` as stored: 65536 does not fit into 16 bits and is written as 65535 (64 KiB blocks); also 0 is read as that."""
+    """``rec_len`` as stored: 65536 does not fit into 16 bits and is written as 65535 (64 KiB blocks).
+
+    Also 0 is read as that.
+    """
     return 65535 if length == 65536 and block_size == 65536 else length
 
 
@@ -54,7 +57,8 @@ def pack_leaf(entries: Sequence[DirEntry], block_size: int, seed: int) -> bytes:
 def parse(data: bytes, inodes: int, where: str) -> list[DirEntry]:
     """Read the entries in use of a block (or of any area of entries), without ``.`` and ``..``.
 
-    ``inodes`` is the volume's number of inodes. CorruptImage with ``where`` for an entry that leaves the area or cannot be a name.
+    ``inodes`` is the volume's number of inodes. CorruptImage with ``where`` for an entry that leaves the area or cannot
+    be a name.
     """
     out = []
     at, end = 0, len(data)
@@ -80,7 +84,9 @@ def parse(data: bytes, inodes: int, where: str) -> list[DirEntry]:
 
 
 def verify_block(data: bytes, seed: int, index_possible: bool, where: str) -> None:
-    """Check the checksum of a directory block, which is a leaf, or in an indexed directory perhaps a root or inner node."""
+    """Check the checksum of a directory block, which is a leaf, or in an indexed directory perhaps a root or inner
+    node.
+    """
     size = len(data)
     ino, first_len, name_len, _ = HEADER.unpack_from(data)
     if index_possible and name_len <= 2:
@@ -127,7 +133,8 @@ def build(
 ) -> tuple[list[bytes], bool]:
     """Return (blocks, indexed) of a directory: one linear block if the entries fit, else a hashed one with full leaves.
 
-    ``seed`` is the inode's checksum seed. Raises Unsupported when the index would need a third level (over 20 million names).
+    ``seed`` is the inode's checksum seed. Raises Unsupported when the index would need a third level (over 20 million
+    names).
     """
     linear = [*_dots(ino, parent), *entries]
     if sum(entry_size(len(e[0])) for e in linear) <= block_size - TAIL_SIZE:
@@ -150,18 +157,25 @@ def build(
     node_limit = (block_size - DX_NODE_AT - DxTail.SIZE) // _DX.size
     if len(leaves) <= root_limit:
         index = [(first, 1 + i) for i, (first, _) in enumerate(leaves)]
-        return [_dx_root(ino, parent, index, 0, root_limit, block_size, seed), *packed], True
+        return [
+            _dx_root(ino, parent, index, levels=0, limit=root_limit, block_size=block_size, seed=seed),
+            *packed,
+        ], True
     groups = [range(s, min(s + node_limit, len(leaves))) for s in range(0, len(leaves), node_limit)]
     if len(groups) > root_limit:
         raise Unsupported(f"a directory of {len(entries)} names is too large")
     base = 1 + len(groups)
     nodes = [_dx_node([(leaves[i][0], base + i) for i in part], node_limit, block_size, seed) for part in groups]
     index = [(leaves[part[0]][0], 1 + i) for i, part in enumerate(groups)]
-    return [_dx_root(ino, parent, index, 1, root_limit, block_size, seed), *nodes, *packed], True
+    return [
+        _dx_root(ino, parent, index, levels=1, limit=root_limit, block_size=block_size, seed=seed),
+        *nodes,
+        *packed,
+    ], True
 
 
 def _dx_root(
-    ino: int, parent: int, index: list[tuple[int, int]], levels: int, limit: int, block_size: int, seed: int
+    ino: int, parent: int, index: list[tuple[int, int]], *, levels: int, limit: int, block_size: int, seed: int
 ) -> bytes:
     rest = rec_len_to_disk(block_size - 12, block_size)
     head = HEADER.pack(ino, 12, 1, 2) + b".\0\0\0" + HEADER.pack(parent, rest, 2, 2) + b"..\0\0"

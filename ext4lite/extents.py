@@ -20,7 +20,10 @@ ROOT_MAX = 4
 
 @dataclass(slots=True)
 class Extent:
-    """``count`` blocks of a file from its block ``logical`` on, at block ``physical`` of the volume; unwritten ones read as zeros."""
+    """``count`` blocks of a file from its block ``logical`` on, at block ``physical`` of the volume.
+
+    Unwritten ones read as zeros.
+    """
 
     logical: int
     physical: int
@@ -58,8 +61,8 @@ def build_tree(
 ) -> tuple[bytes, list[tuple[int, bytes]]]:
     """Build the tree of ``extents`` (ascending, each at most 32768 blocks long).
 
-    ``blocks`` are the numbers of the tree's own blocks (:func:`tree_blocks_needed` of them), ``seed`` the inode's checksum
-    seed. Returns the 60 bytes of ``i_block`` and (number, content) of each tree block.
+    ``blocks`` are the numbers of the tree's own blocks (:func:`tree_blocks_needed` of them), ``seed`` the inode's
+    checksum seed. Returns the 60 bytes of ``i_block`` and (number, content) of each tree block.
     """
     per = entries_per_block(block_size)
     unused = iter(blocks)
@@ -89,10 +92,12 @@ def build_tree(
 
 
 def read_tree(root: bytes, io: BlockReader, seed: int | None, where: str) -> tuple[list[Extent], int]:
-    """Read the tree that begins in the 60 bytes ``root`` of an inode; return (extents, ascending, and number of tree blocks).
+    """Read the tree that begins in the 60 bytes ``root`` of an inode; return (extents, ascending.
 
-    ``seed`` is the inode's checksum seed, None when metadata has no checksums. Work is bounded: depth falls at each step and no
-    block may be met twice. CorruptImage with ``where`` for anything that breaks the format.
+    And number of tree blocks).
+
+    ``seed`` is the inode's checksum seed, None when metadata has no checksums. Work is bounded: depth falls at each
+    step and no block may be met twice. CorruptImage with ``where`` for anything that breaks the format.
     """
     out: list[Extent] = []
     seen: set[int] = set()

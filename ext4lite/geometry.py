@@ -1,7 +1,8 @@
 """Where things lie in a volume that ext4lite makes: groups, flex groups, metadata, free runs (the profile of ``mkfs``).
 
-Blocks are 4 KiB, groups have 32768 of them, and the bitmaps and inode tables of 16 groups lie together at the beginning of the
-first of them (flex_bg), so that data runs on through the other 15, interrupted only by the backup superblocks (sparse_super).
+Blocks are 4 KiB, groups have 32768 of them, and the bitmaps and inode tables of 16 groups lie together at the beginning
+of the first of them (flex_bg), so that data runs on through the other 15, interrupted only by the backup superblocks
+(sparse_super).
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ def is_power_of(value: int, base: int) -> bool:
 
 
 def has_sparse_super(group: int) -> bool:
-    """Tell whether a group holds a copy of superblock and descriptors under sparse_super: 0, 1, and the powers of 3, 5 and 7."""
+    """Tell whether a group holds a copy of superblock and descriptors under sparse_super.
+
+    0, 1, and the powers of 3, 5 and 7.
+    """
     return group <= 1 or any(is_power_of(group, base) for base in (3, 5, 7))
 
 
 def default_journal_blocks(blocks: int) -> int:
-    """Journal size in blocks: mke2fs's steps, but never above 64 MiB, since a volume here has a single user; 0 when it is too small."""
+    """Journal size in blocks: mke2fs's steps, but never above 64 MiB, since a volume here has a single user.
+
+    0 when it is too small.
+    """
     for limit, journal in ((2048, 0), (32768, 1024), (262144, 4096), (524288, 8192)):
         if blocks < limit:
             return journal

@@ -1,6 +1,9 @@
-"""What the core needs of the host's file system and Python's os module lacks: reflinks, hole punching, extents, sparse copies.
+"""What the core needs of the host's file system and Python's os module lacks: reflinks, hole punching, extents.
 
-Everything here works on plain file descriptors; on a system without the call the answer is "not available", never a crash at import.
+Sparse copies.
+
+Everything here works on plain file descriptors; on a system without the call the answer is "not available", never a
+crash at import.
 """
 
 from __future__ import annotations
@@ -65,7 +68,10 @@ def temp_beside(path: Path) -> tuple[int, Path]:
 
 
 def publish(fd: int, temp: Path, path: Path, *, durable: bool) -> None:
-    """Rename a temporary file to its target, with ``durable`` after an fsync and with one of the directory behind it. OSError."""
+    """Rename a temporary file to its target, with ``durable`` after an fsync and with one of the directory behind it.
+
+    OSError.
+    """
     if durable:
         os.fsync(fd)
     temp.rename(path)
@@ -87,7 +93,10 @@ def ficlone(target: int, source: int) -> None:
 
 
 def clonefile(source: Path, target: Path) -> None:
-    """macOS: make ``target``, which must not exist, a copy-on-write clone of ``source``. OSError. (Not tested: no macOS at hand.)"""
+    """macOS: make ``target``, which must not exist, a copy-on-write clone of ``source``.
+
+    OSError. (Not tested: no macOS at hand.)
+    """
     libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
     if libc.clonefile(os.fsencode(source), os.fsencode(target), 0) != 0:
         number = ctypes.get_errno()
@@ -119,7 +128,10 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 
 
 def punch(fd: int, offset: int, length: int) -> bool:
-    """Turn bytes of a file into a hole, keeping its size; False where the host cannot (they then keep their content)."""
+    """Turn bytes of a file into a hole, keeping its size.
+
+    False where the host cannot (they then keep their content).
+    """
     try:
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)
     except OSError:

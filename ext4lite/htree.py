@@ -1,7 +1,8 @@
 """Hashed directories: the hash functions, and the index blocks as they are written.
 
-Which hash is in use says ``hash_version`` of the directory's root; whether name bytes count as signed says the superblock's
-``s_flags``, set by whoever made the image (on x86: signed). ``debugfs -R 'dx_hash …'`` is the judge in the tests.
+Which hash is in use says ``hash_version`` of the directory's root; whether name bytes count as signed says the
+superblock's ``s_flags``, set by whoever made the image (on x86: signed). ``debugfs -R 'dx_hash …'`` is the judge in the
+tests.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ _K3 = 0x6ED9EBA1
 
 
 def effective_version(version: int, unsigned: bool) -> int:
-    """Return the version with signedness folded in: what the root stores is 0 to 2, the superblock's flag makes it 3 to 5."""
+    """Return the version with signedness folded in.
+
+    What the root stores is 0 to 2, the superblock's flag makes it 3 to 5.
+    """
     return version + 3 if unsigned and version <= TEA else version
 
 
 def name_hash(name: bytes, version: int, seed: Sequence[int]) -> tuple[int, int]:
-    """Return (hash, minor hash) of a directory entry's name, ``version`` from :func:`effective_version`; ValueError if unknown."""
+    """Return (hash, minor hash) of a directory entry's name, ``version`` from :func:`effective_version`.
+
+    ValueError if unknown.
+    """
     signed = version <= TEA
     if version in (LEGACY, LEGACY_UNSIGNED):
         major, minor = _legacy(name, signed), 0
@@ -89,7 +96,10 @@ def _tea(state: Sequence[int], words: Sequence[int]) -> tuple[int, ...]:
 
 
 def _half_md4(state: Sequence[int], words: Sequence[int]) -> tuple[int, ...]:
-    """One block of the cut-down MD4: three rounds of eight steps, written out since this is the hot loop of large directories."""
+    """One block of the cut-down MD4.
+
+    Three rounds of eight steps, written out since this is the hot loop of large directories.
+    """
     a, b, c, d = state
     i0, i1, i2, i3, i4, i5, i6, i7 = words
 

@@ -13,7 +13,9 @@ DIRECT = 12
 def read_map(
     block_map: bytes, io: BlockReader, block_size: int, file_blocks: int, where: str
 ) -> tuple[list[Extent], int]:
-    """Read the 60 bytes of ``i_block`` as far as the file's first ``file_blocks`` blocks; return (runs, number of pointer blocks).
+    """Read the 60 bytes of ``i_block`` as far as the file's first ``file_blocks`` blocks; return (runs.
+
+    Number of pointer blocks).
 
     Work is bounded: no pointer block may be met twice. CorruptImage with ``where`` for pointers outside the volume.
     """

@@ -34,7 +34,10 @@ class Journal:
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of inodes by kind, and bytes: ``content_bytes`` adds up file sizes, ``data_bytes`` the blocks files hold."""
+    """Counts of inodes by kind, and bytes.
+
+    ``content_bytes`` adds up file sizes, ``data_bytes`` the blocks files hold.
+    """
 
     used_bytes: int
     free_bytes: int
@@ -46,7 +49,10 @@ class Usage:
 
 @dataclass(slots=True)
 class Fragmentation:
-    """Contiguous pieces of regular files (a hole also parts); ``histogram`` counts files by pieces, ``worst`` names the top ones."""
+    """Contiguous pieces of regular files (a hole also parts).
+
+    ``histogram`` counts files by pieces, ``worst`` names the top ones.
+    """
 
     files: int
     pieces: int

@@ -1,8 +1,11 @@
-"""The content of a volume as JSON Lines: one object an entry, sorted by path, comparable with a manifest of a mounted tree.
+"""The content of a volume as JSON Lines: one object an entry, sorted by path.
+
+Comparable with a manifest of a mounted tree.
 
 Fields: ``path type mode uid gid nlink mtime_ns``, ``size`` and ``sha256`` for files, ``target`` for symlinks, ``rdev``
 [major, minor] for devices, ``xattrs`` {name: base64} when there are any. ``mode`` is the 12 permission bits; ``/`` and
-``/lost+found`` are left out. Bytes that are not UTF-8 become lone surrogates (``\\udc80`` to ``\\udcff``), as Python decodes file names.
+``/lost+found`` are left out. Bytes that are not UTF-8 become lone surrogates (``\\udc80`` to ``\\udcff``), as Python
+decodes file names.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ def entries(volume: Volume) -> Iterator[Entry]:
 
 
 def _hash(volume: Volume, ino: int, size: int) -> str:
-    # A sparse file may be far larger than the volume, and a damaged size pretends that; hashing zeros for hours helps nobody.
+    # A sparse file may be far larger than the volume, and a damaged size pretends that; hashing zeros for hours helps
+    # nobody.
     if size > max(ALWAYS_HASHED, MOST_SPARSE * volume.blocks * volume.block_size):
         raise Unsupported(f"a file of {size} bytes is too large to hash", where=f"{volume.where}: inode {ino}")
     digest = sha256()

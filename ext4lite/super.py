@@ -93,7 +93,8 @@ class Super:
 def read_super(fd: int, where: str) -> Super:
     """Read and check the superblock of the image open at ``fd``: a single read.
 
-    Raises CorruptImage (not ext4, cut short, impossible geometry, wrong checksum), Unsupported (by the feature's name), HostError.
+    Raises CorruptImage (not ext4, cut short, impossible geometry, wrong checksum), Unsupported (by the feature's name),
+    HostError.
     """
     try:
         size = os.lseek(fd, 0, os.SEEK_END)  # fstat says 0 for a block device

@@ -6,7 +6,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``16G``, ``64MiB``, ``4096``…: binary units K, M, G, T. ValueError with a readable message."""
+    """Return the bytes of ``16G``, ``64MiB``, ``4096``…: binary units K, M, G, T.
+
+    ValueError with a readable message.
+    """
     plain = text.strip().upper().removesuffix("IB").removesuffix("B")
     number, unit = (plain[:-1], plain[-1]) if plain and plain[-1] in "KMGT" else (plain, "")
     if not (number.isascii() and number.isdigit()):

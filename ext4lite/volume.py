@@ -1,11 +1,14 @@
-"""The read side of a volume: names, inodes, data, attributes. Everything is checked; what breaks the format is CorruptImage.
+"""The read side of a volume: names, inodes, data, attributes. Everything is checked.
+
+What breaks the format is CorruptImage.
 
     with Volume.open("golden.ext4") as v:
         ino = v.lookup("/etc/hostname")
         if ino is not None:
             print(v.read(ino, 0, 4096))
 
-Reads ext2, ext3 and ext4 images of any block size that mke2fs makes. The journal is not replayed: a volume that needs it is refused.
+Reads ext2, ext3 and ext4 images of any block size that mke2fs makes. The journal is not replayed: a volume that needs
+it is refused.
 """
 
 from __future__ import annotations
@@ -190,10 +193,7 @@ class Volume:
 
     def _decode(self, ino: int, raw: bytes, where: str) -> InodeRecord:
         extra = raw[128] | raw[129] << 8 if len(raw) > 128 else 0
-        if extra >= _FULL_EXTRA:
-            fields = Inode.unpack(raw)
-        else:
-            fields = Inode.unpack(raw[: 128 + extra] + bytes(Inode.SIZE))
+        fields = Inode.unpack(raw if extra >= _FULL_EXTRA else raw[: 128 + extra] + bytes(Inode.SIZE))
         if extra & 3 or 128 + extra > len(raw):
             raise CorruptImage(f"extra size {extra} is impossible", where=where)
         if self._seed is not None and not checksum_ok(raw, ino, self._seed, fields, extra):
@@ -234,7 +234,10 @@ class Volume:
     # -- data -------------------------------------------------------------------------------------------------------
 
     def extents(self, ino: int) -> list[Extent]:
-        """Return the runs of a file, directory or long symlink, ascending; holes are left out. Empty for inline data."""
+        """Return the runs of a file, directory or long symlink, ascending; holes are left out.
+
+        Empty for inline data.
+        """
         return self.map(self._live(ino))[0]
 
     def map(self, record: InodeRecord) -> tuple[list[Extent], int]:
@@ -332,7 +335,7 @@ class Volume:
     # -- names ------------------------------------------------------------------------------------------------------
 
     def iterdir(self, ino: int) -> list[directory.DirEntry]:
-        """Return (name, inode number, file type) of a directory's entries as they lie there, without ``.`` and ``..``."""
+        """Return (name, inode number, file type) of a directory's entries in their order, without ``.`` and ``..``."""
         record = self._live(ino)
         where = self._at(f"directory inode {ino}")
         if record.type != c.S_IFDIR:
@@ -368,7 +371,10 @@ class Volume:
         return directory.parse(data, self._inodes, where)
 
     def lookup(self, path: str | bytes, start: int = c.ROOT_INO) -> int | None:
-        """Return the inode number of a path (from directory ``start``), or None. Symlinks on the way are not followed."""
+        """Return the inode number of a path (from directory ``start``), or None.
+
+        Symlinks on the way are not followed.
+        """
         ino = start
         for part in os.fsencode(path).split(b"/"):
             if part in (b"", b"."):

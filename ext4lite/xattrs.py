@@ -1,7 +1,7 @@
 """Extended attributes: names with their on-disk prefixes, POSIX ACLs, and the two places where attributes lie.
 
-Small sets lie in the inode behind its extra fields, the rest in one block that equal sets share. Entries are kept sorted
-by (prefix index, name length, name) and values fill the area from its end downwards.
+Small sets lie in the inode behind its extra fields, the rest in one block that equal sets share. Entries are kept
+sorted by (prefix index, name length, name) and values fill the area from its end downwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ RawEntry = tuple[int, bytes, bytes]
 
 
 def split_name(name: bytes) -> tuple[int, bytes]:
-    """Return (prefix index, rest) of a full name such as ``b"trusted.overlay.opaque"``; Unsupported for an unknown prefix."""
+    """Return (prefix index, rest) of a full name such as ``b"trusted.overlay.opaque"``.
+
+    Unsupported for an unknown prefix.
+    """
     for index, prefix in _INDEX_BY_LENGTH:
         if prefix.endswith(b"."):
             if name.startswith(prefix) and len(name) > len(prefix):
@@ -50,7 +53,9 @@ def join_name(index: int, rest: bytes) -> bytes | None:
 
 
 def acl_to_disk(value: bytes) -> bytes:
-    """Turn a POSIX ACL from its system call form (version 2, ids everywhere) to ext4's (version 1, ids only where needed)."""
+    """Turn a POSIX ACL from its system call form (version 2, ids everywhere) to ext4's (version 1, ids only where
+    needed).
+    """
     if len(value) < 4 or (len(value) - 4) % 8 or _U32.unpack_from(value)[0] != 2:
         raise Unsupported("a POSIX ACL is malformed")
     out = [_U32.pack(1)]
@@ -115,8 +120,8 @@ def entry_hash(name: bytes, value: bytes, *, signed: bool = False) -> int:
 def pack_area(entries: list[RawEntry], size: int, first: int = 0, hashed: bool = False) -> tuple[bytes, list[int]]:
     """Lay entries out in an area of ``size`` bytes whose value offsets count from ``first`` bytes before it.
 
-    Returns the area and the entry hashes (zeros unless ``hashed``: in the inode no hash is the safest). The entries must fit
-    (:func:`space_needed`).
+    Returns the area and the entry hashes (zeros unless ``hashed``: in the inode no hash is the safest). The entries
+    must fit (:func:`space_needed`).
     """
     area = bytearray(size)
     at, end, hashes = 0, size, []
@@ -148,7 +153,9 @@ def pack_block(entries: list[RawEntry], block_size: int, refcount: int) -> bytes
 def split_for_inode(
     entries: list[RawEntry], inode_space: int, block_space: int
 ) -> tuple[list[RawEntry], list[RawEntry]]:
-    """Share entries between inode and block: all in the inode if they fit, else all in the block, else the small ones in the inode.
+    """Share entries between inode and block: all in the inode if they fit, else all in the block.
+
+    Else the small ones in the inode.
 
     Both spaces are bytes for :func:`space_needed`. Raises Unsupported when they do not fit at all.
     """

@@ -1,7 +1,7 @@
 """The command ``ext4lite``: one module a command, imported only when it is called.
 
-A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name``; the table below is all that ``--help`` needs.
-Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and their exit code.
+A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name``; the table below is all that
+``--help`` needs. Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and their exit code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
 
 def _with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: errors become a line and an exit code before typer sees them (it has codes and texts of its own)."""
+    """Wrap a command.
+
+    Errors become a line and an exit code before typer sees them (it has codes and texts of its own).
+    """
 
     @functools.wraps(command)
     def wrapped(*args: object, **kwargs: object) -> None:

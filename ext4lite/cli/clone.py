@@ -36,7 +36,9 @@ def clone(
     ] = When.auto,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace EPISODE if it exists.")] = False,
 ) -> None:
-    """Copy a golden volume in milliseconds where the host file system shares blocks (XFS, Btrfs, APFS), else as a sparse file."""
+    """Copy a golden volume in milliseconds where the host file system shares blocks (XFS, Btrfs, APFS), else as a
+    sparse file.
+    """
     from ext4lite.clone import clone as make
     from ext4lite.units import human
 

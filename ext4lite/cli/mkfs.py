@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 
-def mkfs(
+def mkfs(  # noqa: PLR0917 (a command line, not called by position)
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="The file to make.")],
     size: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of the volume, sparse: bytes, or with K, M, G, T.")
@@ -22,7 +22,9 @@ def mkfs(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace IMAGE if it exists.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """Make an empty ext4 volume: 4 KiB blocks, a journal, metadata checksums; a sparse file that is a few hundred KiB at first.
+    """Make an empty ext4 volume: 4 KiB blocks, a journal, metadata checksums.
+
+    A sparse file that is a few hundred KiB at first.
 
     Equal options with --uuid and SOURCE_DATE_EPOCH in the environment give equal bytes.
     """

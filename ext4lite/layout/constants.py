@@ -1,4 +1,4 @@
-"""Numbers of the ext4 and JBD2 formats that code needs without the structure definitions (so nothing here imports construct).
+"""Numbers of the ext4 and JBD2 formats that code needs without the structure definitions (nothing is imported here).
 
 Names follow the kernel's format documentation (Documentation/filesystems/ext4).
 """
@@ -185,7 +185,8 @@ READ_INCOMPAT = (
     | INCOMPAT_LARGE_DIR
     | INCOMPAT_INLINE_DATA
 )
-# What the runtime's driver may write to, and what it can at least read (native/internal/ext4/feature.go has the same masks).
+# What the runtime's driver may write to, and what it can at least read (native/internal/ext4/feature.go has the same
+# masks).
 GUEST_INCOMPAT = (
     INCOMPAT_FILETYPE | INCOMPAT_EXTENTS | INCOMPAT_64BIT | INCOMPAT_FLEX_BG | INCOMPAT_CSUM_SEED | INCOMPAT_LARGE_DIR
 )

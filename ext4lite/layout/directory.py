@@ -10,7 +10,10 @@ DIR_ENTRY_HEADER = Struct(
     "name_len" / Int8ul,
     "file_type" / Int8ul,
 )
-"""The fixed part of ``struct ext4_dir_entry_2``. Without filetype, ``file_type`` is the name length's high byte (always 0)."""
+"""The fixed part of ``struct ext4_dir_entry_2``.
+
+Without filetype, ``file_type`` is the name length's high byte (always 0).
+"""
 
 DIR_ENTRY = Struct(*DIR_ENTRY_HEADER.subcons, "name" / Bytes(this.name_len))
 """``struct ext4_dir_entry_2`` with its name; ``rec_len`` (a multiple of 4) leads to the next."""

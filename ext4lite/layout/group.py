@@ -34,4 +34,7 @@ GROUP_DESC = Struct(
     "bg_inode_bitmap_csum_hi" / Int16ul,
     "bg_reserved" / Int32ul,
 )
-"""``struct ext4_group_desc`` of 64 bytes. The size on disk is ``s_desc_size`` with 64bit, else 32; more bytes than 64 are padding."""
+"""``struct ext4_group_desc`` of 64 bytes.
+
+The size on disk is ``s_desc_size`` with 64bit, else 32; more bytes than 64 are padding.
+"""

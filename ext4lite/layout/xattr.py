@@ -27,7 +27,10 @@ XATTR_ENTRY_HEADER = Struct(
     "e_value_size" / Int32ul,
     "e_hash" / Int32ul,
 )
-"""The fixed part of ``struct ext4_xattr_entry``. Offsets count from the block's start, in the inode from its first entry."""
+"""The fixed part of ``struct ext4_xattr_entry``.
+
+Offsets count from the block's start, in the inode from its first entry.
+"""
 
 XATTR_ENTRY = Struct(*XATTR_ENTRY_HEADER.subcons, "e_name" / Bytes(this.e_name_len))
 """``struct ext4_xattr_entry`` with its name (the prefix is ``e_name_index``); padded to a multiple of 4."""

@@ -87,14 +87,30 @@ def test_reads_unwritten_extents_as_zeros(tmp_path: Path) -> None:
 
 
 def test_reads_64_kib_blocks(tmp_path: Path) -> None:
-    """No kernel with 4 KiB pages mounts these, so mke2fs fills the image, and the tree it was filled from is the judge."""
+    """No kernel with 4 KiB pages mounts these: mke2fs fills the image, and the tree it was filled from is the judge."""
     tree = tmp_path / "tree"
     tree.mkdir()
     for i in range(3000):
         (tree / f"file{i}-{'x' * (i % 90)}").write_bytes(b"%d" % i)
     (tree / "large").write_bytes(random.Random(3).randbytes(700_000))
     image = tmp_path / "image"
-    run(tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", "65536", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", "-d", tree, image, "400M")
+    run(
+        tool("mke2fs"),
+        "-q",
+        "-F",
+        "-t",
+        "ext4",
+        "-b",
+        "65536",
+        "-O",
+        "^has_journal",
+        "-E",
+        "lazy_itable_init=1,nodiscard",
+        "-d",
+        tree,
+        image,
+        "400M",
+    )
     expected = kernel_manifest(tree)
     got = ours(image)
     for entry in [*got, *expected]:

@@ -1,4 +1,7 @@
-"""The manifest of a mounted tree, by system calls only: the judge beside ``ext4lite manifest``. Also a command: ``kernel_manifest.py DIR``."""
+"""The manifest of a mounted tree, by system calls only: the judge beside ``ext4lite manifest``.
+
+Also a command: ``kernel_manifest.py DIR``.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def _entry(inside: bytes, path: bytes) -> dict[str, Any]:
         entry["size"] = s.st_size
         entry["sha256"] = digest.hexdigest()
     elif kind == "symlink":
-        entry["target"] = os.fsdecode(os.readlink(path))
+        entry["target"] = os.fsdecode(os.readlink(path))  # noqa: PTH115
     elif kind in ("char", "block"):
         entry["rdev"] = [os.major(s.st_rdev), os.minor(s.st_rdev)]
     names = os.listxattr(path, follow_symlinks=False)

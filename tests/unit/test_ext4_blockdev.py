@@ -1,0 +1,195 @@
+"""Locks, the record of their holder, and the checks before a guest gets a volume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ext4lite.blockdev import (
+    lock_exclusive,
+    lock_shared,
+    open_for_guest,
+    open_image,
+    record_path,
+    unlock,
+)
+from ext4lite.checksum import superblock_checksum
+from ext4lite.clone import clone
+from ext4lite.errors import CorruptImage, HostError, NeedsRecovery, Unsupported, VolumeBusy
+from ext4lite.inspect import inspect
+from ext4lite.layout._codecs import SuperBlock
+from ext4lite.mkfs import mkfs
+from ext4lite.volume import Volume
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "volume.ext4"
+    mkfs(path, size=16 << 20)
+    return path
+
+
+def patch_super(path: Path, **values: int) -> None:
+    """Change fields of the superblock, with a right checksum."""
+    with path.open("r+b") as f:
+        f.seek(1024)
+        sb = SuperBlock.unpack(f.read(1024))
+        for name, value in values.items():
+            setattr(sb, name, value)
+        sb.s_checksum = superblock_checksum(sb.pack())
+        f.seek(1024)
+        f.write(sb.pack())
+
+
+def test_a_writer_excludes_everybody_and_is_named(image: Path, tmp_path: Path) -> None:
+    with open_for_guest(image, command="gvx-launch"):
+        record = json.loads(record_path(image).read_text())
+        assert record["pid"] == os.getpid()
+        for attempt in (
+            lambda: open_for_guest(image).close(),
+            lambda: open_for_guest(image, readonly=True).close(),
+            lambda: Volume.open(image).close(),
+            lambda: print(clone(image, tmp_path / "clone")),
+            lambda: print(inspect(image)),
+        ):
+            with pytest.raises(VolumeBusy, match=rf"in use by gvx-launch \(pid {os.getpid()}\)"):
+                attempt()  # type: ignore[no-untyped-call]
+        assert record_path(image).exists()
+    assert not record_path(image).exists()
+    open_for_guest(image).close()
+
+
+def test_readers_share(image: Path) -> None:
+    with Volume.open(image), Volume.open(image), open_for_guest(image, readonly=True) as guest:
+        assert guest.readonly
+        with pytest.raises(VolumeBusy):
+            open_for_guest(image)
+        assert not record_path(image).exists()
+
+
+def test_a_holder_without_a_record_is_found(image: Path) -> None:
+    code = (
+        "import sys; from ext4lite.blockdev import *; g = open_for_guest(sys.argv[1]); record_path(g.path).unlink();"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(image)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "locked\n"
+        with pytest.raises(VolumeBusy, match=rf"\(pid {child.pid}\)"):
+            Volume.open(image)
+    finally:
+        child.kill()
+        child.communicate()
+    Volume.open(image).close()
+
+
+def test_a_stale_record_does_not_lock(image: Path) -> None:
+    record_path(image).write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": 0}))
+    with open_for_guest(image):
+        assert json.loads(record_path(image).read_text())["pid"] == os.getpid()
+
+
+def test_a_child_that_inherits_the_descriptor_keeps_the_lock(image: Path) -> None:
+    guest = open_for_guest(image)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[guest.fd])
+    try:
+        guest.close()
+        with pytest.raises(VolumeBusy):
+            Volume.open(image)
+    finally:
+        child.kill()
+        child.wait()
+    Volume.open(image).close()
+
+
+def test_unlock_releases(image: Path) -> None:
+    fd = open_image(image, write=True)
+    lock_exclusive(fd, image)
+    unlock(fd, image)
+    other = open_image(image)
+    lock_shared(other, image)
+    os.close(other)
+    os.close(fd)
+    assert not record_path(image).exists()
+
+
+def test_a_guest_needs_a_clean_volume(image: Path) -> None:
+    patch_super(image, s_state=0)
+    with pytest.raises(NeedsRecovery, match="not closed cleanly"):
+        open_for_guest(image)
+    patch_super(image, s_state=3)
+    with pytest.raises(NeedsRecovery, match="errors"):
+        open_for_guest(image)
+    incompat = 0x2 | 0x40 | 0x80 | 0x200 | 0x2000
+    patch_super(image, s_state=1, s_feature_incompat=incompat | 0x4)
+    for attempt in (lambda: open_for_guest(image).close(), lambda: Volume.open(image).close()):
+        with pytest.raises(NeedsRecovery, match="NEEDS_RECOVERY"):
+            attempt()  # type: ignore[no-untyped-call]
+    assert not record_path(image).exists()
+    report = inspect(image)
+    assert (report.state, report.journal.state, report.images) == ("needs recovery", "needs recovery", None)
+
+
+def test_a_guest_needs_known_features(image: Path) -> None:
+    good = 0x2 | 0x40 | 0x80 | 0x200 | 0x2000
+    patch_super(image, s_feature_incompat=good | 0x8000)
+    with pytest.raises(Unsupported, match="inline_data"):
+        open_for_guest(image)
+    open_for_guest(image, readonly=True).close()
+    patch_super(image, s_feature_incompat=good | 0x20000)
+    for attempt in (lambda: open_for_guest(image, readonly=True).close(), lambda: Volume.open(image).close()):
+        with pytest.raises(Unsupported, match="casefold"):
+            attempt()  # type: ignore[no-untyped-call]
+    patch_super(image, s_feature_incompat=good | 0x400000)
+    with pytest.raises(Unsupported, match="FEATURE_I22"):
+        Volume.open(image)
+    patch_super(image, s_feature_incompat=good & ~0x40)
+    with pytest.raises(Unsupported, match="extents"):
+        open_for_guest(image)
+
+
+def test_unknown_ro_compat_is_readable(image: Path) -> None:
+    patch_super(image, s_feature_ro_compat=0x46B | 0x40000000)
+    Volume.open(image).close()
+    open_for_guest(image, readonly=True).close()
+    with pytest.raises(Unsupported, match="FEATURE_R30"):
+        open_for_guest(image)
+
+
+def test_what_is_not_an_image_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="no such file"):
+        Volume.open(tmp_path / "none")
+    with pytest.raises(HostError, match="not a regular file"):
+        Volume.open(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(HostError, match="not a regular file"):
+        Volume.open(tmp_path / "fifo")
+    (tmp_path / "empty").touch()
+    with pytest.raises(CorruptImage, match="only 0 bytes"):
+        Volume.open(tmp_path / "empty")
+    (tmp_path / "zeros").write_bytes(bytes(5000))
+    with pytest.raises(CorruptImage, match="magic 0x0000"):
+        Volume.open(tmp_path / "zeros")
+
+
+def test_a_cut_image_is_refused(image: Path) -> None:
+    os.truncate(image, (16 << 20) - 1)
+    with pytest.raises(CorruptImage, match="cut short"):
+        open_for_guest(image)
+    assert not record_path(image).exists()
+
+
+def test_a_wrong_superblock_checksum_is_found(image: Path) -> None:
+    with image.open("r+b") as f:
+        f.seek(1024 + 0x78)
+        f.write(b"changed")
+    with pytest.raises(CorruptImage, match="superblock checksum"):
+        open_for_guest(image)

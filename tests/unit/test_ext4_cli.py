@@ -1,0 +1,165 @@
+"""The command line: help, exit codes, one-line errors, what it imports."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ext4lite import __version__
+from ext4lite.cli import COMMANDS, run
+from support.samples import build_sample
+
+
+def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ext4lite", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_lists_the_commands_and_imports_nothing() -> None:
+    code = (
+        "import sys; from ext4lite.cli import run; run(['--help']);"
+        "print([m for m in ('typer', 'rich', 'construct') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("[]\n")
+    assert all(name in out for name in COMMANDS)
+
+
+def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"ext4lite {__version__}\n"
+    assert run([]) == 2
+    assert run(["nonsense"]) == 2
+    assert "no such command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert f"ext4lite {name}" in capsys.readouterr().out
+
+
+def test_short_commands_import_only_what_they_need(tmp_path: Path) -> None:
+    assert run(["mkfs", "--size", "4M", "-q", str(tmp_path / "i")]) == 0
+    code = (
+        "import sys; from ext4lite.cli import run; run(['inspect', sys.argv[1]]);"
+        "print([m for m in ('rich', 'construct', 'cffi') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "i")], capture_output=True, text=True, check=True)
+    assert out.stdout.endswith("[]\n")
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image, text = tmp_path / "i", tmp_path / "text"
+    text.write_text("hello")
+    assert run(["mkfs", "--size", "8M", str(image)]) == 0
+    for words, code in (
+        (("mkfs", "--size", "8M", image), 6),
+        (("mkfs", "--size", "8Q", tmp_path / "j"), 2),
+        (("mkfs", "--uuid", "x", tmp_path / "j"), 2),
+        (("mkfs", "--size", "1M", tmp_path / "j"), 5),
+        (("inspect", tmp_path / "none"), 6),
+        (("inspect", text), 4),
+        (("manifest", text), 4),
+        (("clone", image), 2),
+        (("clone", "--reflink=sometimes", image, tmp_path / "j"), 2),
+    ):
+        capsys.readouterr()
+        assert run([str(word) for word in words]) == code, words
+        error = capsys.readouterr().err
+        assert error
+        if code != 2:
+            assert error.startswith("ext4lite: ")
+            assert error.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["i", "text"]
+
+
+def test_errors_of_the_process_itself(tmp_path: Path) -> None:
+    done = call("inspect", tmp_path / "none")
+    assert done.returncode == 6
+    assert done.stderr == f"ext4lite: {tmp_path / 'none'}: no such file or directory\n"
+
+
+def test_mkfs_is_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    for name in ("a", "b"):
+        words = ["mkfs", "--size", "32M", "--uuid", "12345678-1234-5678-1234-567812345678", "--label", "x"]
+        assert run([*words, str(tmp_path / name)]) == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    assert run(["mkfs", "--size", "32M", str(tmp_path / "c")]) == 2
+
+
+def test_manifest_and_inspect_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = tmp_path / "i"
+    build_sample(image, many=50)
+    assert run(["manifest", str(image)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [e["path"] for e in lines] == sorted(e["path"] for e in lines)
+    by_path = {e["path"]: e for e in lines}
+    assert "/lost+found" not in by_path
+    assert by_path["/etc/hostname"] == {
+        "path": "/etc/hostname",
+        "type": "file",
+        "mode": 0o4755,
+        "uid": 70_000,
+        "gid": 80_000,
+        "nlink": 2,
+        "mtime_ns": -5_000_000_001,
+        "size": 4,
+        "sha256": "9d8f48dbb150f0403fe850ddeace30e2844a311d05e9bd232c7a0e99388773d1",
+    }
+    assert by_path["/wide"]["rdev"] == [300, 70_000]
+    assert by_path["/opaque"]["xattrs"] == {"trusted.overlay.opaque": "eQ=="}
+    assert run(["inspect", "--json", str(image)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["block_size"] == 4096
+    assert report["state"] == "clean"
+    assert report["journal"]["state"] == "clean"
+    assert "metadata_csum" in report["features"]
+    assert report["fragmentation"]["max"] == 400
+    assert report["usage"]["kinds"]["symlink"] == 6
+    assert report["images"] == []
+    assert run(["inspect", str(image)]) == 0
+    assert "64.0 MiB" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    image = tmp_path / "i"
+    build_sample(image)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ext4lite", "manifest", str(image)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    error = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(), error) == (0, b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """A 16 TiB volume has 131,072 descriptors to make: time enough to be interrupted."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ext4lite", "mkfs", "--size", "16T", str(tmp_path / "i")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 30
+    while not list(tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.01)
+    child.send_signal(number)
+    _, error = child.communicate(timeout=30)
+    assert child.returncode == code
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
