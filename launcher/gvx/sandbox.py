@@ -17,7 +17,6 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,7 @@ class Sandbox:
         self._cleanup = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._events: EventReader | None = None
-        self._pidfd = -1
-        self._cut_lifeline: Callable[[], None] = lambda: None
+        self._pidfd = self._lifeline = -1
         self._outcome: ExitStatus | GvxError | None = None
         self._closed = self._killed = False
         self._exec_ns = 0
@@ -130,9 +128,8 @@ class Sandbox:
         with ExitStack() as handed_over:  # what the supervisor has copies of, once it is started
             rootfs = _own(handed_over, _open_root(image))
             volumes = [_open_volume(self._cleanup, mount) for mount in self.config.mounts if mount.kind == "volume"]
-            lifeline_reader, lifeline = os.pipe()
+            lifeline_reader, self._lifeline = os.pipe()
             _own(handed_over, lifeline_reader)
-            self._cut_lifeline = _close_once(lifeline)
             self._cleanup.callback(self._cut_lifeline)
             events, events_writer = os.pipe()
             _own(handed_over, events_writer)
@@ -249,6 +246,8 @@ class Sandbox:
         with self._lock:
             if self._outcome is None and not self._poll(0):
                 self._killed = True
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(self._lifeline, b"k")  # says that it is meant, and no accident to report
                 self._cut_lifeline()
                 if not self._poll(_KILL_TIMEOUT):
                     with contextlib.suppress(ProcessLookupError):
@@ -311,6 +310,11 @@ class Sandbox:
             stderr if stderr < 0 else self._relays.output(stderr),
         )
 
+    def _cut_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
     def _close_pidfd(self) -> None:
         os.close(self._pidfd)
         self._pidfd = -1
@@ -354,11 +358,6 @@ def _failure(kind: str, message: str) -> GvxError:
 def _own(stack: ExitStack, fd: int) -> int:
     stack.callback(os.close, fd)
     return fd
-
-
-def _close_once(fd: int) -> Callable[[], None]:
-    left = [fd]
-    return lambda: os.close(left.pop()) if left else None
 
 
 def _open_root(image: CachedImage) -> int:

@@ -67,6 +67,8 @@ type supervisor struct {
 	records []string
 	// aborted is set once the episode is being killed; nothing is started from then on.
 	aborted bool
+	// intended is set when the launcher said that it will cut the lifeline: then nobody need be told.
+	intended bool
 
 	// started is closed when the guest runs.
 	started chan struct{}
@@ -199,8 +201,15 @@ func (s *supervisor) result(ws unix.WaitStatus, r bootReport) (int, error) {
 		return 0, failf(r.err.Kind, "%s", r.err.Message)
 	}
 	s.mu.Lock()
-	aborted := s.aborted
+	aborted, intended := s.aborted, s.intended
 	s.mu.Unlock()
+	if aborted && intended {
+		signal := int(unix.SIGKILL)
+		code := 128 + signal
+		s.removeSockets()
+		s.events.emit(Event{Event: EventExit, Code: &code, Signal: &signal})
+		return code, nil
+	}
 	if aborted {
 		return 0, failf(KindLifeline, "the launcher has gone: the episode was killed")
 	}
@@ -524,7 +533,10 @@ func (s *supervisor) watchLifeline(f *os.File) {
 	for {
 		n, err := f.Read(buf)
 		if n > 0 {
-			continue // Bytes mean nothing, yet.
+			s.mu.Lock()
+			s.intended = true
+			s.mu.Unlock()
+			continue
 		}
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
