@@ -2,6 +2,7 @@ package sentryfs
 
 import (
 	"bytes"
+	goContext "context"
 	"io"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"gvisor.dev/gvisor/pkg/context"
 	"gvisor.dev/gvisor/pkg/errors"
 	"gvisor.dev/gvisor/pkg/fspath"
+	"gvisor.dev/gvisor/pkg/refs"
 	"gvisor.dev/gvisor/pkg/sentry/fsimpl/overlay"
 	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
 	"gvisor.dev/gvisor/pkg/sentry/ktime"
@@ -23,6 +25,7 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/uniqueid"
 	"gvisor.dev/gvisor/pkg/sentry/usage"
 	"gvisor.dev/gvisor/pkg/sentry/vfs"
+	"gvisor.dev/gvisor/pkg/state"
 	"gvisor.dev/gvisor/pkg/usermem"
 
 	"gvx.dev/gvx/native/internal/blockdev"
@@ -71,6 +74,44 @@ func (c *testContext) Value(key any) any {
 	}
 	return c.Context.Value(key)
 }
+
+// nsGetter gives mount namespaces their reference counts; the Sentry's nsfs does so otherwise.
+type nsGetter struct{}
+
+func (nsGetter) GetNamespaceInode(_ context.Context, ns vfs.Namespace) refs.TryRefCounter {
+	return &nsRefs{n: 1, ns: ns.(*vfs.MountNamespace)}
+}
+
+type nsRefs struct {
+	n  int64
+	ns *vfs.MountNamespace
+}
+
+func (r *nsRefs) IncRef() { r.n++ }
+
+func (r *nsRefs) TryIncRef() bool { r.n++; return true }
+
+func (r *nsRefs) DecRef(ctx context.Context) {
+	if r.n--; r.n == 0 {
+		r.ns.Destroy(ctx)
+	}
+}
+
+func (*nsRefs) StateTypeName() string { return "sentryfs.nsRefs" }
+
+func (*nsRefs) StateFields() []string { return []string{"n", "ns"} }
+
+func (r *nsRefs) StateSave(s state.Sink) {
+	s.Save(0, &r.n)
+	s.Save(1, &r.ns)
+}
+
+func (r *nsRefs) StateLoad(_ goContext.Context, s state.Source) {
+	s.Load(0, &r.n)
+	s.Load(1, &r.ns)
+}
+
+func init() { state.Register((*nsRefs)(nil)) }
 
 // global are parts that a process has once.
 var global = sync.OnceValues(func() (*pgalloc.MemoryFile, error) {
@@ -129,7 +170,7 @@ func openEnv(t *testing.T, image string, readOnly bool) *env {
 	e.mntns, err = e.vfs.NewMountNamespace(e.ctx, e.creds, "volume", Name, &vfs.MountOptions{
 		ReadOnly:             readOnly,
 		GetFilesystemOptions: vfs.GetFilesystemOptions{InternalMount: true, InternalData: e.vol},
-	}, nil)
+	}, nsGetter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +290,7 @@ func (e *env) rename(oldPath, newPath string, flags uint32) error {
 
 func (e *env) stat(path string) linux.Statx {
 	e.t.Helper()
-	st, err := e.vfs.StatAt(e.ctx, e.creds, e.at(path), &vfs.StatOptions{})
+	st, err := e.vfs.StatAt(e.ctx, e.creds, e.at(path), &vfs.StatOptions{Mask: linux.STATX_BASIC_STATS | linux.STATX_BTIME})
 	if err != nil {
 		e.t.Fatalf("stat %s: %v", path, err)
 	}

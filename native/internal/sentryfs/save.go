@@ -14,7 +14,8 @@ import (
 
 // Checkpoints save what the Sentry knows of the files in use: dentries, descriptions, locks, mappings. The volume itself is saved and
 // brought back by whoever makes the checkpoint; a restore finds it by its key among the registered volumes, and its
-// inodes by their numbers. The methods below are what gVisor's stateify would generate; it is not part of the module.
+// inodes by their numbers. A file that has lost its last name is an orphan on such a volume: while the driver opens only volumes
+// without orphans, a restore with one fails and says so. The methods below are what gVisor's stateify would generate; it is not part of the module.
 
 var volumes sync.Map // of string (Volume.Key) to *Volume
 
