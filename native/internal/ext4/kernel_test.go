@@ -249,3 +249,12 @@ func TestReadsWhatTheKernelWrote(t *testing.T) {
 		})
 	}
 }
+
+// hostFile makes a file with attributes under a kernel mount.
+func hostFile(t testing.TB, path string, xattrs map[string]string) {
+	t.Helper()
+	must(t, os.WriteFile(path, nil, 0o644))
+	for name, v := range xattrs {
+		must(t, unix.Setxattr(path, name, []byte(v), 0))
+	}
+}
