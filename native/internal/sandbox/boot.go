@@ -171,19 +171,13 @@ func (s *sentry) run() error {
 	if err != nil {
 		return err
 	}
-	startErr := make(chan error, 1)
-	go func() {
-		startErr <- s.start(client)
-	}()
+	go s.start(client)
 	l.WaitForStartSignal()
 	if err := l.Run(); err != nil {
-		return fmt.Errorf("starting the guest: %w", err)
+		return err // Most likely too late: see start.
 	}
 	s.status.emit(Event{Event: EventStarted})
 	debug.SetGCPercent(gcPercent)
-	if err := <-startErr; err != nil {
-		return err
-	}
 	ws := l.WaitExit()
 	// No guest task is left: nothing writes to the volumes any more. The loader is not destroyed, the process ends instead.
 	if err := s.closeVolumes(); err != nil {
@@ -201,13 +195,17 @@ func (s *sentry) run() error {
 	return nil
 }
 
-// start drives the loader through its own control server: that is the only way in which a root container is started.
-func (s *sentry) start(client *control.Client) error {
-	defer client.Close()
-	if err := client.SetNetwork(s.networkArgs()); err != nil {
-		s.fail(err) // Run is not reached without a start: nobody else would report it.
+// start drives the loader through its own control server: that is the only way in which a root container is started. It
+// ends the process on an error, since the loader's Run returns it two seconds later only, and not at all without a start.
+func (s *sentry) start(client *control.Client) {
+	err := client.SetNetwork(s.networkArgs())
+	if err == nil {
+		err = client.Start(s.cfg.Episode.ID)
 	}
-	return client.Start(s.cfg.Episode.ID)
+	if err != nil {
+		s.fail(err)
+	}
+	_ = client.Close()
 }
 
 // networkArgs describes the guest's devices: lo always, eth0 where there is a network.

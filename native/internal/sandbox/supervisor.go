@@ -21,6 +21,7 @@ import (
 	"gvisor.dev/gvisor/pkg/log"
 
 	"gvx.dev/gvx/native/internal/control"
+	"gvx.dev/gvx/native/internal/image"
 	"gvx.dev/gvx/native/internal/lockdown"
 	"gvx.dev/gvx/native/internal/netnat"
 )
@@ -147,6 +148,9 @@ func (s *supervisor) run(specFD int, t0 int64) (int, error) {
 
 	if err := s.checkRuntimeDir(); err != nil {
 		return 0, err
+	}
+	if err := image.Check(ep.Rootfs.FD); err != nil {
+		return 0, failf(KindSpec, "rootfs.fd: %w", err)
 	}
 	// Bad addresses and paths are found before a Sentry is started for nothing.
 	for i := range ep.Network.Publish {
