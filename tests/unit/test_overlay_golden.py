@@ -23,7 +23,7 @@ from ext4lite.overlay.docker_store import cache_id, chain_id, link_name
 from ext4lite.overlay.inspection import docker_images
 from ext4lite.overlay.tarsplit import assemble
 from ext4lite.volume import Volume
-from overlay_samples import (
+from support.overlay_samples import (
     Entry,
     directory,
     docker_archive,

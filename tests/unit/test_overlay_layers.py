@@ -15,7 +15,7 @@ from ext4lite.overlay.layers import LayerApplier, LayerStats, split_again
 from ext4lite.overlay.tarsplit import TarSplitWriter, assemble
 from ext4lite.overlay.tarstream import TarReader
 from ext4lite.volume import Volume
-from overlay_samples import MTIME, Entry, directory, hardlink, make_tar, symlink
+from support.overlay_samples import MTIME, Entry, directory, hardlink, make_tar, symlink
 
 NOW = 1_600_000_000
 OPAQUE = {b"trusted.overlay.opaque": b"y"}

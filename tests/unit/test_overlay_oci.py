@@ -14,7 +14,7 @@ import zstandard
 
 from ext4lite.errors import HostError, ImageError
 from ext4lite.overlay.oci import CHUNK, Blob, Image, familiar, open_images
-from overlay_samples import (
+from support.overlay_samples import (
     Entry,
     directory,
     docker_archive,

@@ -16,7 +16,7 @@ from ext4lite.errors import ImageError
 from ext4lite.overlay.layers import split_again
 from ext4lite.overlay.tarsplit import TarSplitWriter, assemble, crc64
 from ext4lite.overlay.tarstream import TarReader, clean_name
-from overlay_samples import Entry, directory, hardlink, make_tar, symlink
+from support.overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 
 def lines(packed: bytes) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ext4lite.errors import ImageError
 from ext4lite.overlay import tarstream
 from ext4lite.overlay.tarstream import Member, TarReader, clean_name
-from overlay_samples import Entry, directory, hardlink, make_tar, symlink
+from support.overlay_samples import Entry, directory, hardlink, make_tar, symlink
 
 
 def chunks_of(data: bytes, size: int) -> Iterator[bytes]:
