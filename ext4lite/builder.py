@@ -330,6 +330,7 @@ class ImageBuilder:
         check_target(self.path, force=force)
         self._fd, self._temp = hostfs.temp_beside(self.path)
         try:
+            self._set_size()
             journal = self.geometry.journal_blocks
             self._journal_runs = self._space.take_contiguous(journal) if journal else []
             now = self._time * _NS
@@ -476,6 +477,13 @@ class ImageBuilder:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
+    def _set_size(self) -> None:
+        """Give the file its size at once: a host file system that cannot hold it says so now."""
+        try:
+            os.ftruncate(self._fd, self._file_size)
+        except OSError as e:
+            raise HostError.from_os(e, str(self.path)) from e
+
     def _put(self, data: Buffer, offset: int = -1) -> None:
         """Buffer bytes for byte ``offset`` of the image (-1: right behind the last ones)."""
         end = self._buffer_at + len(self._buffer)
@@ -539,7 +547,6 @@ class ImageBuilder:
             self._flush()
             self._punch_freed()
             try:
-                os.ftruncate(self._fd, self._file_size)
                 hostfs.publish(self._fd, self._temp, self.path, durable=self._durable)
             except OSError as e:
                 raise HostError.from_os(e, str(self.path)) from e

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from struct import iter_unpack
 from typing import Protocol
 
 from ext4lite.checksum import crc32c
@@ -16,6 +15,7 @@ HEADER = ExtentHeader.STRUCT
 ENTRY = ExtentCodec.STRUCT
 INDEX = ExtentIdx.STRUCT
 ROOT_MAX = 4
+_FILE_END = 1 << 32
 
 
 @dataclass(slots=True)
@@ -92,56 +92,76 @@ def build_tree(
 
 
 def read_tree(root: bytes, io: BlockReader, seed: int | None, where: str) -> tuple[list[Extent], int]:
-    """Read the tree that begins in the 60 bytes ``root`` of an inode; return (extents, ascending.
+    """Read the tree that begins in the 60 bytes ``root`` of an inode.
 
-    And number of tree blocks).
-
-    ``seed`` is the inode's checksum seed, None when metadata has no checksums. Work is bounded: depth falls at each
-    step and no block may be met twice. CorruptImage with ``where`` for anything that breaks the format.
+    Returns the extents, ascending, and the number of tree blocks. ``seed`` is the inode's checksum seed, None when
+    metadata has no checksums. Work is bounded: depth falls at each step and no block may be met twice. CorruptImage
+    with ``where`` for anything that breaks the format.
     """
     out: list[Extent] = []
-    seen: set[int] = set()
-    depth = _check_header(root, ROOT_MAX, None, where)
+    count, depth = _check_header(root, ROOT_MAX, None, where)
+    if depth == 0:
+        _read_leaf(root, count, (0, _FILE_END), io, where, out=out)
+        return out, 0
+    walk = _TreeWalk(io, seed, out)
+    walk.node(root, count, depth, (0, _FILE_END), where)
+    return out, len(walk.seen)
 
-    def node(data: bytes, depth: int, low: int, high: int, where: str) -> None:
-        count = HEADER.unpack_from(data)[1]
-        body = data[HEADER.size : HEADER.size + count * ENTRY.size]
-        if depth == 0:
-            for logical, length, start_high, start_low in iter_unpack(ENTRY.format, body):
-                unwritten = length > MAX_EXTENT_LEN
-                run = length - MAX_EXTENT_LEN if unwritten else length
-                physical = start_low | start_high << 32
-                end = logical + run
-                if run == 0 or logical < low or end > high:
-                    raise CorruptImage(f"extent of {run} blocks at file block {logical} is out of order", where=where)
-                if physical < io.first_data_block or physical + run > io.blocks:
-                    raise CorruptImage(f"extent points to blocks {physical}+{run}, outside the volume", where=where)
-                out.append(Extent(logical, physical, run, unwritten))
-                low = end
-            return
-        entries = list(iter_unpack(INDEX.format, body))
+
+def _read_leaf(data: bytes, count: int, span: tuple[int, int], io: BlockReader, where: str, *, out: list[Extent]) ->
+None:
+    """Append the ``count`` extents behind the header of ``data``, which must lie in the file blocks of ``span``."""
+    low, high = span
+    first, blocks = io.first_data_block, io.blocks
+    for logical, length, start_high, start_low in ENTRY.iter_unpack(
+        data[HEADER.size : HEADER.size + count * ENTRY.size]
+    ):
+        unwritten = length > MAX_EXTENT_LEN
+        run = length - MAX_EXTENT_LEN if unwritten else length
+        physical = start_low | start_high << 32
+        end = logical + run
+        if run == 0 or logical < low or end > high:
+            raise CorruptImage(f"extent of {run} blocks at file block {logical} is out of order", where=where)
+        if physical < first or physical + run > blocks:
+            raise CorruptImage(f"extent points to blocks {physical}+{run}, outside the volume", where=where)
+        out.append(Extent(logical, physical, run, unwritten))
+        low = end
+
+
+class _TreeWalk:
+    """Reads the inner nodes of one tree."""
+
+    def __init__(self, io: BlockReader, seed: int | None, out: list[Extent]) -> None:
+        self.io, self.seed, self.out = io, seed, out
+        self.seen: set[int] = set()
+
+    def node(self, data: bytes, count: int, depth: int, span: tuple[int, int], where: str) -> None:
+        """Read the children of an inner node in order."""
+        low, high = span
+        entries = list(INDEX.iter_unpack(data[HEADER.size : HEADER.size + count * INDEX.size]))
         for i, (logical, leaf_low, leaf_high, _) in enumerate(entries):
-            number = leaf_low | leaf_high << 32
-            if logical < low or logical >= high:
+            until = entries[i + 1][0] if i + 1 < count else high
+            if not low <= logical < until <= high:
                 raise CorruptImage(f"extent index entry for file block {logical} is out of order", where=where)
-            if number in seen:
+            number = leaf_low | leaf_high << 32
+            if number in self.seen:
                 raise CorruptImage(f"extent tree meets block {number} twice", where=where)
-            seen.add(number)
-            inside = f"{where}, extent block {number}"
-            child = io.block(number, inside)
-            below = _check_header(child, entries_per_block(len(child)), depth - 1, inside)
-            if seed is not None:
-                at = HEADER.size + HEADER.unpack_from(child)[2] * ENTRY.size
-                if crc32c(seed, child[:at]) != int.from_bytes(child[at : at + 4], "little"):
-                    raise CorruptImage("extent block checksum is wrong", where=inside)
-            until = entries[i + 1][0] if i + 1 < len(entries) else high
-            if until <= logical:
-                raise CorruptImage(f"extent index entry for file block {until} is out of order", where=where)
-            node(child, below, logical, until, inside)
-            low = logical + 1
+            self.seen.add(number)
+            self._child(number, depth - 1, (logical, until), where)
+            low = until
 
-    node(root, depth, 0, 1 << 32, where)
-    return out, len(seen)
+    def _child(self, number: int, depth: int, span: tuple[int, int], where: str) -> None:
+        inside = f"{where}, extent block {number}"
+        data = self.io.block(number, inside)
+        count, _ = _check_header(data, entries_per_block(len(data)), depth, inside)
+        if self.seed is not None:
+            at = HEADER.size + HEADER.unpack_from(data)[2] * ENTRY.size
+            if crc32c(self.seed, data[:at]) != int.from_bytes(data[at : at + 4], "little"):
+                raise CorruptImage("extent block checksum is wrong", where=inside)
+        if depth == 0:
+            _read_leaf(data, count, span, self.io, inside, out=self.out)
+        else:
+            self.node(data, count, depth, span, inside)
 
 
 class BlockReader(Protocol):
@@ -155,7 +175,8 @@ class BlockReader(Protocol):
         ...
 
 
-def _check_header(data: bytes, most: int, depth: int | None, where: str) -> int:
+def _check_header(data: bytes, most: int, depth: int | None, where: str) -> tuple[int, int]:
+    """Check a node's header; return (entries, depth)."""
     magic, count, room, found, _ = HEADER.unpack_from(data)
     if magic != EXTENT_MAGIC:
         raise CorruptImage(f"extent header has magic {magic:#06x}", where=where)
@@ -163,4 +184,4 @@ def _check_header(data: bytes, most: int, depth: int | None, where: str) -> int:
         raise CorruptImage(f"extent header says {count} of {room} entries where {most} fit", where=where)
     if found > MAX_EXTENT_DEPTH or (depth is not None and found != depth):
         raise CorruptImage(f"extent header says depth {found}", where=where)
-    return int(found)
+    return count, found

@@ -79,9 +79,10 @@ class Stat:
 def checksum_ok(record: bytes, ino: int, seed: int, stored: InodeCodec, extra_isize: int) -> bool:
     """Tell whether a whole inode record has the right crc32c; one of zeros is valid (an inode never used)."""
     if len(record) > 128 and extra_isize >= _HIGH_COVERED:
-        blank = record[:_LOW] + b"\0\0" + record[_LOW + 2 : _HIGH] + b"\0\0" + record[_HIGH + 2 :]
+        identity = _U32X2.pack(ino, stored.i_generation)
+        blank = b"".join((identity, record[:_LOW], b"\0\0", record[_LOW + 2 : _HIGH], b"\0\0", record[_HIGH + 2 :]))
         wanted = stored.l_i_checksum_lo | stored.i_checksum_hi << 16
-        computed = crc32c(inode_seed(seed, ino, stored.i_generation), blank)
+        computed = crc32c(seed, blank)
     else:
         blank = record[:_LOW] + b"\0\0" + record[_LOW + 2 :]
         wanted = stored.l_i_checksum_lo

@@ -39,6 +39,7 @@ __all__ = ["Extent", "Stat", "Volume"]
 
 _WINDOW = 64 << 10
 _WINDOWS_KEPT = 128
+_RECORDS_KEPT = 16384
 _CHUNK = 4 << 20
 _MAX_INLINE = 1 << 16
 _MAX_EA_VALUE = 1 << 16
@@ -65,6 +66,7 @@ class Volume:
         self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
         self._windows: OrderedDict[int, bytes] = OrderedDict()
         self._descriptors: dict[int, GroupDesc] = {}
+        self._records: dict[int, InodeRecord] = {}
         self._directories: OrderedDict[int, dict[bytes, int]] = OrderedDict()
 
     @classmethod
@@ -182,6 +184,9 @@ class Volume:
 
     def inode(self, ino: int) -> InodeRecord:
         """Return the record of an inode, its checksum verified. CorruptImage for a number outside the volume."""
+        found = self._records.get(ino)
+        if found is not None:
+            return found
         where = self._at(f"inode {ino}")
         if not 0 < ino <= self._inodes:
             raise CorruptImage(f"there are only {self._inodes} inodes", where=where)
@@ -198,7 +203,10 @@ class Volume:
             raise CorruptImage(f"extra size {extra} is impossible", where=where)
         if self._seed is not None and not checksum_ok(raw, ino, self._seed, fields, extra):
             raise CorruptImage("inode checksum is wrong", where=where)
-        return InodeRecord(ino, raw, fields, extra)
+        if len(self._records) >= _RECORDS_KEPT:
+            self._records.clear()
+        record = self._records[ino] = InodeRecord(ino, raw, fields, extra)
+        return record
 
     def _live(self, ino: int) -> InodeRecord:
         record = self.inode(ino)
