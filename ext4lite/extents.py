@@ -108,8 +108,9 @@ def read_tree(root: bytes, io: BlockReader, seed: int | None, where: str) -> tup
     return out, len(walk.seen)
 
 
-def _read_leaf(data: bytes, count: int, span: tuple[int, int], io: BlockReader, where: str, *, out: list[Extent]) ->
-None:
+def _read_leaf(
+    data: bytes, count: int, span: tuple[int, int], io: BlockReader, where: str, *, out: list[Extent]
+) -> None:
     """Append the ``count`` extents behind the header of ``data``, which must lie in the file blocks of ``span``."""
     low, high = span
     first, blocks = io.first_data_block, io.blocks
