@@ -132,8 +132,13 @@ func (c *bufferCache) write(blk uint64) (*buffer, error) {
 }
 
 // create gives a zeroed block for filling, without reading what was there.
-func (c *bufferCache) create(blk uint64, pin bool) *buffer {
-	b := &buffer{blk: blk, data: make([]byte, c.blockSize), dirty: true, pin: pin, used: true}
+func (c *bufferCache) create(blk uint64) *buffer {
+	return c.put(blk, make([]byte, c.blockSize), false)
+}
+
+// put makes data the contents of a block.
+func (c *bufferCache) put(blk uint64, data []byte, pin bool) *buffer {
+	b := &buffer{blk: blk, data: data, dirty: true, pin: pin, used: true}
 	b.load.Do(func() {})
 	c.mu.Lock()
 	if old := c.blocks[blk]; old == nil || !old.dirty {

@@ -126,6 +126,7 @@ func exercise(dev *memory, o Options, rnd *rand.Rand) {
 		}
 	}
 	walk(fs.Root(), 0)
+	fs.Check()
 	_ = fs.Sync()
 }
 

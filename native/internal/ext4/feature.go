@@ -13,6 +13,7 @@ const (
 	compatResizeInode  = 0x10
 	compatDirIndex     = 0x20
 	compatSparseSuper2 = 0x200
+	compatOrphanFile   = 0x1000
 
 	incompatCompression = 0x1
 	incompatFiletype    = 0x2

@@ -304,8 +304,7 @@ func TestBeforeFree(t *testing.T) {
 	img := mkfsProfile(t, 32<<20)
 	type call struct{ off, n int64 }
 	var calls []call
-	var fs *FS
-	fs = open(t, img, Options{BeforeFree: func(i *Inode, off, n int64) {
+	fs := open(t, img, Options{BeforeFree: func(i *Inode, off, n int64) {
 		calls = append(calls, call{off, n})
 		if i.Attr().Nlink > 0 {
 			x, err := i.Extents(off, n, false) // allowed here, and the map is empty already

@@ -162,9 +162,8 @@ func (fs *FS) loadBlockBitmap(g *group) error {
 		if c := countClear(data, n); c != g.free {
 			return corruptf("group %d: %d blocks free, %d counted in the uninitialised bitmap", g.num, g.free, c)
 		}
-		b := fs.bufs.create(g.blockBitmap, true)
-		copy(b.data, data)
-		g.blocks = b
+		// Put whole: reservations come here without a handle, beside a flush.
+		g.blocks = fs.bufs.put(g.blockBitmap, data, true)
 		g.flags &^= bgBlockUninit
 		g.dirty, g.blocksCsum = true, true
 		return nil
@@ -226,9 +225,9 @@ func (fs *FS) loadInodeBitmap(g *group) error {
 		if g.freeInodes != n {
 			return corruptf("group %d: %d inodes free in an uninitialised bitmap", g.num, g.freeInodes)
 		}
-		b := fs.bufs.create(g.inodeBitmap, true)
-		setBits(b.data, n, uint32(fs.sb.blockSize*8)-n, true)
-		g.inodes = b
+		data := make([]byte, fs.sb.blockSize)
+		setBits(data, n, uint32(fs.sb.blockSize*8)-n, true)
+		g.inodes = fs.bufs.put(g.inodeBitmap, data, true)
 		g.flags &^= bgInodeUninit
 		g.dirty, g.inodesCsum = true, true
 		return nil

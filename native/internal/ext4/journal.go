@@ -8,8 +8,7 @@ import "syscall"
 //
 // begin is called before any inode lock is taken and never nested.
 type handle struct {
-	fs    *FS
-	freed []run // data blocks that left a file, given back by FS.release after the handle
+	fs *FS
 }
 
 // begin starts a change; EROFS when the volume may not be written.
@@ -43,7 +42,7 @@ func (h *handle) end(err error) {
 func (h *handle) write(blk uint64) (*buffer, error) { return h.fs.bufs.write(blk) }
 
 // create gives a zeroed metadata block that is written whole.
-func (h *handle) create(blk uint64) *buffer { return h.fs.bufs.create(blk, false) }
+func (h *handle) create(blk uint64) *buffer { return h.fs.bufs.create(blk) }
 
 // abort refuses further writes for good.
 func (fs *FS) abort(err error) {

@@ -49,6 +49,7 @@ const (
 	sChecksumSeed    = 624
 	sWtimeHi         = 628
 	sMtimeHi         = 629
+	sOrphanFile      = 640
 	sChecksum        = 1020
 
 	superMagic      = 0xEF53
@@ -58,6 +59,7 @@ const (
 	superSize       = 1024
 	superOffset     = 1024
 	rootIno         = 2
+	resizeIno       = 7
 	defaultFirstIno = 11
 )
 

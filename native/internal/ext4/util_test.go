@@ -83,6 +83,9 @@ func open(t testing.TB, img string, o Options) *FS {
 // finish closes the volume and has it judged.
 func finish(t testing.TB, fs *FS, img string) {
 	t.Helper()
+	for _, err := range fs.Check() {
+		t.Error(err)
+	}
 	if err := fs.Close(); err != nil {
 		t.Fatalf("close: %v", err)
 	}
