@@ -5,8 +5,12 @@ import "fmt"
 // Check walks everything reachable and says what does not add up: blocks owned
 // twice or not marked, blocks and inodes marked and owned by nothing, link
 // counts, parents, i_blocks, free counts. It is a judge for tests, beside
-// e2fsck: the volume must be writable or clean, and nobody may use it meanwhile.
+// e2fsck. Nobody may use the volume meanwhile. Volumes of features that are not
+// written are not judged (see ReadOnlyReason).
 func (fs *FS) Check() []error {
+	if fs.readOnlyBy != "" {
+		return nil
+	}
 	c := &checker{
 		fs:     fs,
 		blocks: make([]byte, (fs.sb.blocksCount/8+8)&^7),

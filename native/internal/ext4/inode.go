@@ -488,7 +488,7 @@ func (i *Inode) Attr() Attr {
 	if hasExtra(i.raw, offCrtime+4) {
 		a.Crtime = i.getTime(offCrtime, offCrtimeEx)
 	}
-	if a.Flags&flagInlineData != 0 {
+	if a.Flags&flagInlineData != 0 && i.isRegular() {
 		a.Blocks512 += (a.Size + 511) >> 9 // as the kernel does, lest tools think the file is all hole
 	}
 	switch a.Mode & syscall.S_IFMT {
