@@ -19,8 +19,10 @@ import json
 import os
 import posixpath
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -46,22 +48,41 @@ _OTHER_MAGICS = ((b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"), (b"\x04\x22\x4d\x18
 
 @dataclass(slots=True)
 class Blob:
-    """A run of bytes of a file on the host: ``size`` bytes from ``offset`` of ``path`` (``fd`` when it has no name)."""
+    """A run of bytes of a file on the host: ``size`` bytes from ``offset`` of ``fd``, or of ``path`` where that is -1.
+
+    A layout's files are opened only while they are read, since there may be more of them than file descriptors.
+    """
 
     name: str
     fd: int
     offset: int
     size: int
+    path: str = ""
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self.fd >= 0:
+            yield self.fd
+            return
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise HostError(error.strerror or str(error), where=self.path) from error
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
         """Its bytes from ``start`` on, in pieces of at most 1 MiB. A file that shrank meanwhile is an ImageError."""
         at, end = self.offset + start, self.offset + self.size
-        while at < end:
-            piece = os.pread(self.fd, min(CHUNK, end - at), at)
-            if not piece:
-                raise ImageError(f"{self.name} is truncated: {end - at} bytes are missing")
-            at += len(piece)
-            yield piece
+        with self._opened() as fd:
+            while at < end:
+                piece = os.pread(fd, min(CHUNK, end - at), at)
+                if not piece:
+                    raise ImageError(f"{self.name} is truncated: {end - at} bytes are missing")
+                at += len(piece)
+                yield piece
 
     def read(self, limit: int = _MAX_JSON) -> bytes:
         """All of it, if it has at most ``limit`` bytes."""
@@ -71,7 +92,8 @@ class Blob:
 
     def compression(self) -> str:
         """``"none"``, ``"gzip"`` or ``"zstd"``, by the first bytes; anything else known is refused."""
-        head = os.pread(self.fd, min(8, self.size), self.offset)
+        with self._opened() as fd:
+            head = os.pread(fd, min(8, self.size), self.offset)
         if head.startswith(_GZIP_MAGIC):
             return "gzip"
         if head.startswith(_ZSTD_MAGIC) or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
@@ -192,51 +214,53 @@ class _Directory:
     def __init__(self, path: str) -> None:
         self.where = path
         self._root = os.path.realpath(path)
-        self._open: dict[str, Blob] = {}
 
     def get(self, name: str) -> Blob | None:
-        blob = self._open.get(name)
-        if blob is None:
-            full = os.path.realpath(f"{self._root}/{name}")  # untrusted: resolved first, then checked
-            if not full.startswith(self._root + os.sep):
-                raise ImageError(f"{name!r} is outside of the layout", where=self.where)
-            try:
-                fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except FileNotFoundError:
-                return None
-            self._open[name] = blob = Blob(name, fd, 0, os.fstat(fd).st_size)
-        return blob
+        full = os.path.realpath(f"{self._root}/{name}")  # untrusted: resolved first, then checked
+        if not full.startswith(self._root + os.sep):
+            raise ImageError(f"{name!r} is outside of the layout", where=self.where)
+        try:
+            status = Path(full).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise HostError(error.strerror or str(error), where=full) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(f"{name!r} is not a file", where=self.where)
+        return Blob(name, -1, 0, status.st_size, full)
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1].fd)
+        """Nothing stays open."""
 
 
 class _Archive:
-    """Members of a tar file. A compressed one is unpacked into a temporary file without a name."""
+    """Members of a tar file. What is compressed or no regular file (``/dev/stdin``, ``<(docker save …)``) is first put
+    into a temporary file without a name, since layers are read in the images' order."""
 
     def __init__(self, path: str) -> None:
         self.where = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                self._replace(iter(lambda: os.read(self._fd, CHUNK), b""))
             whole = Blob(path, self._fd, 0, os.fstat(self._fd).st_size)
             if not whole.size:
                 raise ImageError("the file is empty", where=path)
             if whole.compression() != "none":
-                whole = self._unpack(whole)
+                self._replace(whole.uncompressed())
+                whole = Blob(path, self._fd, 0, os.fstat(self._fd).st_size)
             self._members = self._index(whole)
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
-    def _unpack(self, whole: Blob) -> Blob:
+    def _replace(self, pieces: Iterator[bytes]) -> None:
+        """Go on with a temporary file that holds ``pieces``."""
         with tempfile.TemporaryFile(prefix="ext4lite-") as file:
-            for piece in whole.uncompressed():
+            for piece in pieces:
                 file.write(piece)
             file.flush()
-            os.close(self._fd)
-            self._fd = os.dup(file.fileno())
-        return Blob(whole.name, self._fd, 0, os.fstat(self._fd).st_size)
+            os.dup2(file.fileno(), self._fd, inheritable=False)
 
     def _index(self, whole: Blob) -> dict[str, Blob | str]:
         """Where each member's content is; links map to the member they mean. The content itself is not read."""
@@ -298,7 +322,8 @@ def _docker_images(blobs: _Blobs) -> list[Image]:
         layer_names = _strings(item.get("Layers"), "manifest.json: Layers")
         config = _need(blobs, config_name).read()
         digest = hashlib.sha256(config).hexdigest()
-        named = posixpath.basename(config_name).removesuffix(".json")
+        # docker: HEX.json or blobs/sha256/HEX; go-containerregistry: sha256:HEX.
+        named = posixpath.basename(config_name).removesuffix(".json").removeprefix("sha256:")
         if re.fullmatch(r"[0-9a-f]{64}", named) and named != digest:
             raise ImageError(f"{config_name} is damaged: its sha256 is {digest}")
         tags = [familiar(tag) for tag in _strings(item.get("RepoTags"), "manifest.json: RepoTags")]

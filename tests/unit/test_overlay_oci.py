@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def test_compressed_archives(tmp_path: Path) -> None:
     (tmp_path / "a.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(plain))
     check(tmp_path / "a.tar.gz")
     check(tmp_path / "a.tar.zst")
+
+
+def test_archive_from_a_pipe(tmp_path: Path) -> None:
+    plain = docker_archive(tmp_path / "a.tar", *LAYERS).read_bytes()
+    for content in (plain, gzip.compress(plain)):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        check(pipe)
+        writer.join()
+        pipe.unlink()
+
+
+def test_layout_takes_no_descriptors(tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "layout", oci_files(*(make_tar(Entry(str(n))) for n in range(100))))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with open_images(layout):
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_hybrid_archive_of_new_docker(tmp_path: Path) -> None:
@@ -244,8 +264,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, files: dict[str, bytes], message:
         assert "\n" not in str(caught.value)
 
 
-def test_config_named_by_its_digest_is_verified(tmp_path: Path) -> None:
-    name = "0" * 64 + ".json"
+@pytest.mark.parametrize("name", ["0" * 64 + ".json", "sha256:" + "0" * 64, "blobs/sha256/" + "0" * 64])
+def test_config_named_by_its_digest_is_verified(tmp_path: Path, name: str) -> None:
     manifest = json.dumps([{"Config": name, "Layers": []}]).encode()
     with pytest.raises(ImageError, match="is damaged: its sha256 is"):
         open_images(write_archive(tmp_path / "a.tar", {"manifest.json": manifest, name: make_config()}))
@@ -271,6 +291,9 @@ def test_not_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with pytest.raises(HostError, match="No such file"):
         open_images(path)
+    (tmp_path / "layout/manifest.json").mkdir(parents=True)
+    with pytest.raises(ImageError, match="not a file"):
+        open_images(tmp_path / "layout")
     for content, message in [(b"", "empty"), (b"x" * 2000, "not a tar header"), (b"BZh91AY", "bzip2"), (b"x", "trunc")]:
         path.write_bytes(content)
         with pytest.raises(ImageError, match=message):
