@@ -1,9 +1,9 @@
 """Make a whole volume in one sequential pass: file data as it comes, everything else behind it when all is known.
 
-The image grows in a temporary file beside its target and is renamed into place by :meth:`ImageBuilder.finish`, so a
-failed run leaves nothing. File data goes to consecutive blocks (extents of up to 32768 blocks, interrupted only by
-backup superblocks and flex group metadata); directories, long symlinks, attribute blocks and extent tree blocks follow,
-each directory in one piece. Nothing depends on clock, process or hash order: same calls, same bytes.
+The image grows in a nameless file (or a temporary one beside its target) that :meth:`ImageBuilder.finish` puts into
+place, so a failed run leaves nothing. File data goes to consecutive blocks (extents of up to 32768 blocks, interrupted
+only by backup superblocks and flex group metadata); directories, long symlinks, attribute blocks and extent tree blocks
+follow, each directory in one piece. Nothing depends on clock, process or hash order: same calls, same bytes.
 
     with ImageBuilder("golden.ext4", size=16 << 30, uuid=uuid, timestamp=0) as b:
         etc = b.add_dir(b.root, b"etc", Meta(mode=0o755))
@@ -14,7 +14,6 @@ each directory in one piece. Nothing depends on clock, process or hash order: sa
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
@@ -328,7 +327,8 @@ class ImageBuilder:
         self._buffer_at = 0
         self._done = False
         check_target(self.path, force=force)
-        self._fd, self._temp = hostfs.temp_beside(self.path)
+        self._file = hostfs.NewFile(self.path)
+        self._fd = self._file.fd
         try:
             self._set_size()
             journal = self.geometry.journal_blocks
@@ -514,7 +514,7 @@ class ImageBuilder:
             try:
                 done = os.pwrite(self._fd, view, offset)
             except OSError as e:
-                raise HostError.from_os(e, str(self._temp)) from e
+                raise HostError.from_os(e, str(self.path)) from e
             view = view[done:]
             offset += done
 
@@ -547,22 +547,19 @@ class ImageBuilder:
             self._flush()
             self._punch_freed()
             try:
-                hostfs.publish(self._fd, self._temp, self.path, durable=self._durable)
+                self._file.publish(durable=self._durable)
             except OSError as e:
                 raise HostError.from_os(e, str(self.path)) from e
         except BaseException:
             self.abort()
             raise
         self._done = True
-        os.close(self._fd)
 
     def abort(self) -> None:
         """Remove the unfinished image. Harmless when finished."""
         if not self._done:
             self._done = True
-            with contextlib.suppress(OSError):
-                self._temp.unlink()
-            os.close(self._fd)
+            self._file.discard()
 
     def __enter__(self) -> ImageBuilder:
         return self

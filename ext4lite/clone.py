@@ -61,23 +61,19 @@ def _clone_locked(fd: int, source: Path, target: Path, reflink: Reflink) -> tupl
         done = _clonefile(source, target, reflink)
         if done:
             return "reflink", 0
-    out, temp = hostfs.temp_beside(target)
+    new = hostfs.NewFile(target)
     try:
         method: Literal["reflink", "copy"] = "copy"
         copied = 0
-        if reflink != "never" and _try_ficlone(out, fd, target, reflink):
+        if reflink != "never" and _try_ficlone(new.fd, fd, target, reflink):
             method = "reflink"
         else:
-            copied = hostfs.copy_sparse(out, fd, os.fstat(fd).st_size)
-        temp.rename(target)
+            copied = hostfs.copy_sparse(new.fd, fd, os.fstat(fd).st_size)
+        new.publish()
     except OSError as e:
-        hostfs.unlink_quietly(temp)
         raise HostError.from_os(e, str(target)) from e
-    except BaseException:
-        hostfs.unlink_quietly(temp)
-        raise
     finally:
-        os.close(out)
+        new.discard()
     return method, copied
 
 
@@ -95,9 +91,7 @@ def _try_ficlone(out: int, fd: int, target: Path, reflink: Reflink) -> bool:
 
 def _clonefile(source: Path, target: Path, reflink: Reflink) -> bool:
     """macOS: clonefile wants a name that does not exist yet, so it makes the temporary file itself."""
-    fd, temp = hostfs.temp_beside(target)
-    os.close(fd)
-    temp.unlink()
+    temp = hostfs.temp_name(target)
     try:
         hostfs.clonefile(source, temp)
         temp.rename(target)

@@ -35,6 +35,8 @@ FIEMAP_EXTENT_SHARED = 0x2000
 NO_REFLINK = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTTY, errno.ENOSYS, errno.EPERM})
 """Errors by which FICLONE says that blocks cannot be shared here."""
 
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+
 _FIEMAP = Struct("=QQIIII")
 _FIEMAP_EXTENT = Struct("=QQQQQIIII")
 _CHUNK = 8 << 20
@@ -55,32 +57,80 @@ class HostExtent:
         return bool(self.flags & FIEMAP_EXTENT_SHARED)
 
 
-def temp_beside(path: Path) -> tuple[int, Path]:
-    """Create an empty file of a new name in the target's directory; return (read-write descriptor, path). HostError."""
-    while True:
-        temp = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        try:
-            return os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
-        except FileExistsError:
-            continue
-        except OSError as e:
-            raise HostError.from_os(e, str(path)) from e
+def temp_name(path: Path) -> Path:
+    """Return a new name in the same directory."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def publish(fd: int, temp: Path, path: Path, *, durable: bool) -> None:
-    """Rename a temporary file to its target, with ``durable`` after an fsync and with one of the directory behind it.
+class NewFile:
+    """A file that appears under its name whole or not at all.
 
-    OSError.
+    Where the host can (O_TMPFILE) it has no name until :meth:`publish`, so that nothing is left even of a killed
+    process; elsewhere it has a temporary one beside its target. HostError when it cannot be made.
     """
-    if durable:
-        os.fsync(fd)
-    temp.rename(path)
-    if durable:
-        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd, self._temp = self._open()
+
+    def _open(self) -> tuple[int, Path | None]:
+        flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+            if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
+                try:
+                    return os.open(self.path.parent, flags | os.O_TMPFILE, 0o666), None
+                except OSError as e:
+                    if e.errno not in _NO_TMPFILE:
+                        raise
+            while True:
+                temp = temp_name(self.path)
+                with contextlib.suppress(FileExistsError):
+                    return os.open(temp, flags | os.O_CREAT | os.O_EXCL, 0o666), temp
+        except OSError as e:
+            raise HostError.from_os(e, str(self.path)) from e
+
+    def publish(self, *, durable: bool = False) -> None:
+        """Give the file its name, replacing what has it, and close it.
+
+        With ``durable`` its bytes and its name outlive a crash of the host. OSError; then :meth:`discard` it.
+        """
+        if durable:
+            os.fsync(self.fd)
+        if self._temp is None:
+            self._temp = self._link()
+        if self._temp is not None:
+            self._temp.rename(self.path)
+        if durable:
+            parent = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+        self._temp = None
+        self._close()
+
+    def _link(self) -> Path | None:
+        """Name the nameless: its own name where that is free (None is returned), else a temporary one to rename."""
+        source = f"/proc/self/fd/{self.fd}"
+        try:
+            os.link(source, self.path, src_dir_fd=self.fd)  # only with a dir_fd does Python follow the link
+        except FileExistsError:
+            temp = temp_name(self.path)
+            os.link(source, temp, src_dir_fd=self.fd)
+            return temp
+        return None
+
+    def discard(self) -> None:
+        """Forget the file. Harmless when it is published or discarded already."""
+        if self._temp is not None:
+            unlink_quietly(self._temp)
+            self._temp = None
+        self._close()
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 def ficlone(target: int, source: int) -> None:
