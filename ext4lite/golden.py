@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,9 +131,10 @@ def make_golden(
         )
         store = StoreWriter(builder, timestamp_ns=now * 1_000_000_000)
         feed = stack.enter_context(_Feed(plan, meter))
+        pool = stack.enter_context(ThreadPoolExecutor(1, "tar-split"))
         for number, step in enumerate(plan, 1):
             meter.step = f"layer {number}/{len(plan)}"
-            _store_layer(builder, store, feed, step, now_ns=now * 1_000_000_000, result=result)
+            _store_layer(builder, store, feed, step, pool=pool, now_ns=now * 1_000_000_000, result=result)
         for archive in archives:
             for image in archive.images:
                 store.add_image(image)
@@ -180,11 +182,18 @@ def _plan(archives: Sequence[ImageArchive]) -> list[_Step]:
 
 
 def _store_layer(
-    builder: ImageBuilder, store: StoreWriter, feed: _Feed, step: _Step, *, now_ns: int, result: GoldenResult
+    builder: ImageBuilder,
+    store: StoreWriter,
+    feed: _Feed,
+    step: _Step,
+    *,
+    pool: Executor,
+    now_ns: int,
+    result: GoldenResult,
 ) -> None:
     layer = store.begin_layer(step.parent, step.diff_id)
     applier = LayerApplier(builder, layer.diff, timestamp_ns=now_ns, where=step.where)
-    split = TarSplitWriter()
+    split = TarSplitWriter(pool)
     applier.apply(TarReader(feed.layer(), where=step.where), split)
     if feed.digest != step.diff_id:
         raise ImageError(f"damaged layer: its content is {feed.digest}, expected {step.diff_id}", where=step.where)

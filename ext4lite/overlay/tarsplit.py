@@ -19,6 +19,7 @@ import struct
 import zlib
 from binascii import b2a_base64
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 from ext4lite.errors import ImageError
 
@@ -28,6 +29,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _LEVEL = 4
 _PLAIN_NAME = re.compile(rb"[ !#-;=?-\[\]-~]*")  # printable ASCII that JSON (as Go writes it) leaves as it is
 _FLUSH = 256 << 10
+_AHEAD = 32  # pieces of that size waiting for the pool
 
 
 def _crc64() -> Callable[..., int]:
@@ -60,9 +62,12 @@ class TarSplitWriter:
 
     :meth:`segment` adds raw bytes, :meth:`file` a file entry. ``finish()`` closes the gzip stream (dockerd reads it
     to the end: an unclosed one breaks save and push) and returns the whole. Same calls, same bytes.
+    With ``pool``, an executor of one thread, compressing goes on beside.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Executor | None = None) -> None:
+        self._pool = pool
+        self._running: list[Future[None]] = []
         self._lines: list[bytes] = []
         self._pending = 0
         self._position = 0
@@ -111,9 +116,17 @@ class TarSplitWriter:
             self._compress()
 
     def _compress(self) -> None:
-        text = b"".join(self._lines)
-        self._lines.clear()
+        lines, self._lines = self._lines, []
         self._pending = 0
+        if self._pool is None:
+            self._deflate_lines(lines)
+            return
+        self._running.append(self._pool.submit(self._deflate_lines, lines))
+        if len(self._running) > _AHEAD:
+            self._running.pop(0).result()
+
+    def _deflate_lines(self, lines: list[bytes]) -> None:
+        text = b"".join(lines)
         self._crc = zlib.crc32(text, self._crc)
         self._length += len(text)
         self._out.append(self._deflate.compress(text))
@@ -121,6 +134,9 @@ class TarSplitWriter:
     def finish(self) -> bytes:
         """Close the stream and return the gzip file."""
         self._compress()
+        for future in self._running:
+            future.result()
+        self._running.clear()
         self._out.append(self._deflate.flush())
         self._out.append(struct.pack("<II", self._crc, self._length & 0xFFFFFFFF))
         return b"".join(self._out)

@@ -93,6 +93,7 @@ class TarReader:
         self._buf = b""
         self._pos = 0
         self._base = 0  # offset in the stream of _buf[0]
+        self._spare, self._spare_at = b"", 0
         self._left = 0  # bytes of the current member's content not handed out yet
         self._pad = 0  # padding after that content
         self._name = b""
@@ -107,23 +108,43 @@ class TarReader:
         at = self._base + self._pos if offset is None else offset
         return ImageError(f"{what}, at byte {at} of the tar", where=self.where)
 
-    def _fill(self, keep: int, size: int) -> int:
-        """Make ``size`` bytes available from index ``keep`` on, which becomes 0; return how many there are.
+    def _take(self) -> tuple[bytes, int]:
+        """The next chunk and where in it to go on; (b"", 0) at the stream's end."""
+        if self._spare:
+            chunk, self._spare = self._spare, b""
+            return chunk, self._spare_at
+        return next(self._chunks, b""), 0
 
-        Fewer than asked means the stream has ended.
+    def _fill(self, keep: int, size: int) -> tuple[int, int]:
+        """Make ``size`` bytes available from index ``keep`` on; return that index afterwards, and how many bytes
+        there are.
+
+        Fewer than asked means the stream has ended. Chunks are megabytes and not copied: the buffer is either a chunk
+        as it came, or, across two chunks, just the bytes asked for; :attr:`_spare` is then what is left of the second.
         """
+        if keep == len(self._buf):
+            self._base += keep
+            self._buf, start = self._take()
+            self._base -= start
+            self._pos += start - keep
+            keep = start
+            if len(self._buf) - start >= size:
+                return start, len(self._buf) - start
         parts = [self._buf[keep:]]
         have = len(parts[0])
         while have < size:
-            chunk = next(self._chunks, b"")
+            chunk, start = self._take()
             if not chunk:
                 break
-            parts.append(chunk)
-            have += len(chunk)
+            piece = chunk[start : start + size - have]
+            if start + len(piece) < len(chunk):
+                self._spare, self._spare_at = chunk, start + len(piece)
+            parts.append(piece)
+            have += len(piece)
         self._base += keep
         self._pos -= keep
-        self._buf = b"".join(parts) if len(parts) > 1 else parts[0]
-        return have
+        self._buf = b"".join(parts)
+        return 0, have
 
     # -- content ----------------------------------------------------------------------------------------------------
 
@@ -147,7 +168,7 @@ class TarReader:
                 left -= have
                 self._left = left
                 yield memoryview(self._buf)[pos:]
-            if not self._fill(self._pos, 1):
+            if not self._fill(self._pos, 1)[1]:
                 raise self.error(f"truncated: the content of {show(self._name)} ends {left} bytes early")
 
     def whole(self) -> memoryview | None:
@@ -156,9 +177,9 @@ class TarReader:
         if len(self._buf) - pos < left:
             if left > WHOLE:
                 return None
-            if self._fill(pos, left) < left:
-                raise self.error(f"truncated: the content of {show(self._name)} is incomplete", self._base + self._pos)
-            pos = self._pos
+            pos, have = self._fill(pos, left)
+            if have < left:
+                raise self.error(f"truncated: the content of {show(self._name)} ends {left - have} bytes early")
         self._pos = pos + left
         self._left = 0
         return memoryview(self._buf)[pos : pos + left]
@@ -170,14 +191,15 @@ class TarReader:
 
     def _pass_over(self) -> None:
         """Skip what is left of the current member's content, by seeking where the source can."""
-        beyond = self._left - (len(self._buf) - self._pos)
+        spare = len(self._spare) - self._spare_at if self._spare else 0
+        beyond = self._left - (len(self._buf) - self._pos) - spare
         if self._skip is None or beyond <= 0:
             for _ in self.data():
                 pass
             return
         skipped = self._skip(beyond)
-        self._base += len(self._buf) + skipped
-        self._buf, self._pos, self._left = b"", 0, 0
+        self._base += len(self._buf) + spare + skipped
+        self._buf, self._spare, self._pos, self._left = b"", b"", 0, 0
         if skipped < beyond:
             raise self.error(f"truncated: the content of {show(self._name)} ends {beyond - skipped} bytes early")
 
@@ -199,12 +221,12 @@ class TarReader:
             end = pos + BLOCK
             if len(self._buf) < end:
                 pos -= raw_start
-                have = self._fill(raw_start, pos + BLOCK)
-                raw_start = 0
-                end = pos + BLOCK
-                if have < end:
-                    self._at_end(have, pos, bool(records or long_name or long_link))
+                raw_start, have = self._fill(raw_start, pos + BLOCK)
+                if have < pos + BLOCK:
+                    self._at_end(raw_start, have, pos, in_header=bool(records or long_name or long_link))
                     return None
+                pos += raw_start
+                end = pos + BLOCK
             buf = self._buf
             (
                 name, mode, uid, gid, size_field, mtime_field, chksum, kind, linkname, magic, _uname, _gname, major,
@@ -228,12 +250,12 @@ class TarReader:
                 body = end + size
                 full = body + (-size % BLOCK)
                 if len(buf) < full:
-                    pos, end, body, full = pos - raw_start, end - raw_start, body - raw_start, full - raw_start
-                    have = self._fill(raw_start, full)
-                    raw_start = 0
-                    buf = self._buf
-                    if have < body:
+                    before = raw_start
+                    raw_start, have = self._fill(raw_start, full - raw_start)
+                    if have < body - before:
                         raise self.error("truncated in an extended header", offset)
+                    buf, moved = self._buf, raw_start - before
+                    end, body, full = end + moved, body + moved, full + moved
                 content = buf[end:body]
                 if kind == _PAX:
                     records = self._pax(content, offset)
@@ -302,32 +324,34 @@ class TarReader:
 
     def _global(self, member: Member, raw_start: int, end: int, size: int) -> Member:
         """Hand out a global PAX header as a member without content; its records are part of ``raw``."""
-        have = self._fill(raw_start, end - raw_start + size)
-        end = end - raw_start + size
-        if have < end:
-            raise self.error("truncated in a global extended header", member.offset)
+        length = end - raw_start + size
+        if len(self._buf) - raw_start < length:
+            raw_start, have = self._fill(raw_start, length)
+            if have < length:
+                raise self.error("truncated in a global extended header", member.offset)
+        end = raw_start + length
         self._pax(self._buf[end - size : end], member.offset)
-        member.raw = self._buf[:end]
+        member.raw = self._buf[raw_start:end]
         member.size = 0
         self._pos = end
         self._left = 0
         self._pad = -size % BLOCK
         return member
 
-    def _at_end(self, have: int, pos: int, in_header: bool) -> None:
-        """The stream ended where a header should be: fine at exactly a member's end, else it is truncated."""
-        if in_header or have != pos:
-            if have < pos and not in_header:
-                raise self.error("truncated in the padding of the last file", self._base + have)
-            raise self.error("truncated in a header", self._base + pos)
-        self._end(0)
+    def _at_end(self, start: int, have: int, wanted: int, *, in_header: bool) -> None:
+        """The stream ended at a header that should be ``wanted`` bytes behind ``start``: right there, or it is
+        truncated."""
+        if in_header or have != wanted:
+            what = "a header" if in_header or have > wanted else "the padding of the last file"
+            raise self.error(f"truncated in {what}", self._base + start + min(have, wanted))
+        self._end(start)
 
     def _zero_block(self, raw_start: int, pos: int) -> None:
         """A zero block: the end, if another one or nothing follows."""
         if len(self._buf) < pos + 2 * BLOCK:
             pos -= raw_start
-            self._fill(raw_start, pos + 2 * BLOCK)
-            raw_start = 0
+            raw_start, _ = self._fill(raw_start, pos + 2 * BLOCK)
+            pos += raw_start
         second = self._buf[pos + BLOCK : pos + 2 * BLOCK]
         if second and (len(second) < BLOCK or second != ZERO_BLOCK):
             raise self.error("bad tar header: a lone zero block", self._base + pos)
@@ -344,11 +368,14 @@ class TarReader:
         rest = self._buf[self._pos :]
         self._base += self._pos
         self._buf, self._pos = b"", 0
-        while rest:
-            for start in range(0, len(rest), TAIL_PIECE):
-                yield rest[start : start + TAIL_PIECE]
+        while True:
+            for at in range(0, len(rest), TAIL_PIECE):
+                yield rest[at : at + TAIL_PIECE]
             self._base += len(rest)
-            rest = next(self._chunks, b"")
+            chunk, start = self._take()
+            if not chunk:
+                return
+            rest = chunk[start:]
 
     # -- fields -----------------------------------------------------------------------------------------------------
 
