@@ -222,6 +222,8 @@ def data_runs(fd: int, size: int) -> Iterator[tuple[int, int]]:
                 yield at, size - at
                 return
             raise
+        if start >= size:
+            return
         yield start, min(end, size) - start
         at = end
 
