@@ -685,6 +685,9 @@ func (i *Inode) materialise(lblk, n uint32) (extent, error) {
 	size, last := i.size(), int64(lblk)+int64(e.n)
 	i.tailDirty = i.tailDirty || last > size>>bits
 	i.pastEnd = i.pastEnd || last<<bits >= size+1<<bits
+	if i.tailDirty || i.pastEnd {
+		i.untidy.Store(true)
+	}
 	i.mu.Unlock()
 	h.end(err)
 	if err == nil && hole { // punched in between: again

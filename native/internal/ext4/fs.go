@@ -310,7 +310,9 @@ func (fs *FS) Close() error {
 		}
 	}
 	for _, i := range fs.cached() {
-		i.rest()
+		if i.untidy.Load() {
+			i.tidy()
+		}
 	}
 	fs.barrier.Lock()
 	defer fs.barrier.Unlock()

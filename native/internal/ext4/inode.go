@@ -83,6 +83,7 @@ type Inode struct {
 	// pastEnd: Extents made written blocks behind the end of file, which SetSize may
 	// not have reached yet; guarded by mu.
 	pastEnd bool
+	untidy  atomic.Bool // tailDirty or pastEnd was set
 
 	win      window       // guarded by fs.alloc.mu
 	sizeHint atomic.Int64 // i_size for the allocator
@@ -254,6 +255,13 @@ func (i *Inode) IncRef() {
 func (i *Inode) DecRef() {
 	fs := i.fs
 	fs.icMu.Lock()
+	if i.refs == 1 && i.untidy.Load() {
+		// Before the reference goes: without one, another handle of the inode may
+		// take this one's place in the cache.
+		fs.icMu.Unlock()
+		i.tidy()
+		fs.icMu.Lock()
+	}
 	i.refs--
 	if i.refs > 0 {
 		fs.icMu.Unlock()
@@ -287,26 +295,26 @@ func (i *Inode) DecRef() {
 		}
 	}
 	fs.icMu.Unlock()
-	i.rest()
+	i.ReleaseWindow()
 	if drop != nil && drop != i {
 		drop.ReleaseWindow()
 	}
 }
 
-// rest is done when nobody uses the inode any more: windows are given back, and
-// what mappings and in-place writes left behind the end of file is cleared
-// before it is forgotten.
-func (i *Inode) rest() {
-	i.ReleaseWindow()
-	i.mu.RLock()
-	dirty, past := i.tailDirty, i.pastEnd
-	i.mu.RUnlock()
-	if !dirty && !past || i.fs.ReadOnly() {
-		return
-	}
+// tidy clears what mappings and in-place writes left behind the end of file.
+func (i *Inode) tidy() {
 	i.io.Lock()
 	defer i.io.Unlock()
-	size := i.Size()
+	i.untidy.Store(false)
+	if i.fs.ReadOnly() {
+		return
+	}
+	i.mu.RLock()
+	past, dead, size := i.pastEnd, i.links() == 0, i.size()
+	i.mu.RUnlock()
+	if dead {
+		return
+	}
 	err := i.cleanTail(size)
 	if err == nil && past {
 		err = i.cut(size, size)

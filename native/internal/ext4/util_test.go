@@ -28,7 +28,7 @@ func runTool(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// mkfs makes a sparse image with mke2fs.
+// mkfs makes an image with mke2fs: sparse, or with "nodiscard" on a file full of rubbish.
 func mkfs(t testing.TB, size int64, args ...string) string {
 	t.Helper()
 	img := filepath.Join(t.TempDir(), "volume.ext4")
@@ -38,6 +38,11 @@ func mkfs(t testing.TB, size int64, args ...string) string {
 	}
 	if err := f.Truncate(size); err != nil {
 		t.Fatal(err)
+	}
+	if strings.Contains(strings.Join(args, " "), "nodiscard") {
+		if _, err := f.WriteAt(bytes.Repeat([]byte{0xA5}, int(size)), 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
