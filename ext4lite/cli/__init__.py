@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 
@@ -96,7 +97,9 @@ def _with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
 def _guarded(call: Callable[[], None]) -> int:
     from ext4lite.errors import Ext4LiteError
 
-    previous = signal.signal(signal.SIGTERM, _terminate)  # so that half-made files are removed
+    previous = None
+    if threading.current_thread() is threading.main_thread():
+        previous = signal.signal(signal.SIGTERM, _terminate)  # so that half-made files are removed
     try:
         call()
         sys.stdout.flush()
@@ -113,7 +116,8 @@ def _guarded(call: Callable[[], None]) -> int:
         print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
         return EXIT_HOST
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
     return 0
 
 

@@ -188,10 +188,32 @@ def test_a_full_volume_is_full_for_the_kernel_too(tmp_path: Path) -> None:
     assert ours(image)[0]["size"] == written
 
 
+def test_a_scattered_file_gets_a_deep_tree(tmp_path: Path) -> None:
+    """Every second block is freed and then taken by one file: nearly 2000 extents."""
+    image = tmp_path / "image"
+    r = random.Random(8)
+    with ImageBuilder(image, size=16 * MIB, journal_size=0) as b:
+        count = b.free_blocks - 60
+        for i in range(count):
+            with b.add_file(b.root, b"%d" % i, Meta()) as f:
+                f.write(b"%d" % i)
+        for i in range(0, count, 2):
+            b.remove(b.root, b"%d" % i)
+        with b.add_file(b.root, b"scattered", Meta()) as f:
+            f.write(r.randbytes(count // 2 * 4096))
+        b.finish()
+    fsck(image)
+    report = inspect(image)
+    assert report.fragmentation is not None
+    assert report.fragmentation.max > 4 * 340
+    with mounted(image, tmp_path / "mnt", "ro") as root:
+        assert_same(ours(image), kernel_manifest(root))
+
+
 def test_directory_index_is_used_by_the_kernel(tmp_path: Path) -> None:
     """debugfs walks the index; a wrong hash order would hide names from lookups in the kernel."""
     image = tmp_path / "image"
-    names = [b"n-%d-" % i + b"\xc3\xbc" * (i % 30) for i in range(30_000)]
+    names = [b"n-%d-" % i + b"\xc3\xbc" * (i % 120) for i in range(30_000)]  # needs two levels
     with ImageBuilder(image, size=128 * MIB) as b:
         directory = b.add_dir(b.root, b"d", Meta())
         first = b.add_file(directory, b"first", Meta())

@@ -6,7 +6,10 @@ What it promises beyond a correct format (the kernel judges that in conformance/
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +37,17 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
     build_sample(tmp_path / "a")
     build_sample(tmp_path / "b")
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
+
+
+def test_same_bytes_in_another_process(tmp_path: Path) -> None:
+    """Nothing may depend on the order of sets, which changes with PYTHONHASHSEED."""
+    code = "import sys; from pathlib import Path; from support.samples import build_sample;"
+    code += "build_sample(Path(sys.argv[1]))"
+    for seed in ("1", "2"):
+        where = Path(__file__).parent.parent
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(where)}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], env=environment, cwd=where, check=True)
+    assert digest(tmp_path / "1") == digest(tmp_path / "2")
 
 
 def test_another_uuid_gives_other_bytes(tmp_path: Path) -> None:
