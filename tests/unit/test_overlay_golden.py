@@ -9,6 +9,8 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -322,3 +324,38 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) 
     assert process.returncode in (130, 143)
     assert b"Traceback" not in error
     assert list(work.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_an_ordinary_user_makes_the_same_volume(tmp_path: Path) -> None:
+    """Owners, devices, trusted and security attributes need no privilege when the file system is only bytes."""
+    layer = make_tar(
+        Entry("owned", b"1", uid=5, gid=6, mode=0o6755, pax={"SCHILY.xattr.security.capability": "\x01"}),
+        Entry("dev", kind=tarfile.CHRTYPE, device=(1, 3)),
+        Entry(".wh.gone"),
+        Entry("d/.wh..wh..opq"),
+    )
+    archive = docker_archive(tmp_path / "a.tar", layer)
+    ours = golden(tmp_path / "root.ext4", archive).read_bytes()
+    nobody = 65534
+    with tempfile.TemporaryDirectory(prefix="gvx-") as directory_:  # pytest's own directories are for the owner only
+        os.chown(directory_, nobody, nobody)
+        theirs = Path(directory_) / "user.ext4"
+        code = (
+            "import sys\nfrom pathlib import Path\nfrom uuid import UUID\n"
+            "from ext4lite.golden import ImageArgument, make_golden\n"
+            "image, uuid = ImageArgument('/dev/stdin'), UUID(sys.argv[2])\n"
+            "make_golden([image], sys.argv[1], size=64 << 20, uuid=uuid, timestamp=1000)"
+        )
+        with archive.open("rb") as stdin:
+            subprocess.run(
+                [sys.executable, "-c", code, str(theirs), str(UID)],
+                stdin=stdin,
+                user=nobody,
+                group=nobody,
+                extra_groups=[],
+                check=True,
+            )
+        assert theirs.stat().st_uid == nobody
+        assert theirs.read_bytes() == ours
