@@ -74,7 +74,7 @@ type supervisor struct {
 	// started is closed when the guest runs.
 	started chan struct{}
 	client  *control.Client
-	logFile *os.File
+	log     *boundedLog
 	stdio   *stdio
 	debug   bool
 }
@@ -418,10 +418,10 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	}
 	status := os.NewFile(uintptr(st[0]), "status")
 	defer unix.Close(st[1])
-	logName := filepath.Join(s.ep.RuntimeDir, LogName)
-	if s.logFile, err = os.OpenFile(logName, os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
-		return nil, fmt.Errorf("log of the Sentry: %w", err)
+	if s.log, err = newBoundedLog(filepath.Join(s.ep.RuntimeDir, LogName)); err != nil {
+		return nil, err
 	}
+	defer s.log.handedOver()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -433,7 +433,7 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	}
 	defer s.stdio.handedOver()
 	// The child's descriptor table: what is written into cfg are the child's numbers.
-	logFD := s.logFile.Fd()
+	logFD := s.log.writer.Fd()
 	if s.debug {
 		logFD = 2
 	}
@@ -635,16 +635,11 @@ func (s *supervisor) forwardSignals(signals <-chan os.Signal) {
 
 // logTail returns the line of the Sentry's log that best says why it died: a panic's or fatal error's first line, else the last one.
 func (s *supervisor) logTail() string {
-	if s.logFile == nil {
+	if s.log == nil {
 		return ""
 	}
-	const most = 256 << 10
-	st, err := s.logFile.Stat()
+	buf, err := s.log.tail(256 << 10)
 	if err != nil {
-		return ""
-	}
-	buf := make([]byte, min(st.Size(), most))
-	if _, err := s.logFile.ReadAt(buf, st.Size()-int64(len(buf))); err != nil && !errors.Is(err, io.EOF) {
 		return ""
 	}
 	last := ""

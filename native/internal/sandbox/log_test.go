@@ -1,0 +1,43 @@
+package sandbox
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A log is bounded, whatever is written, and has the last lines.
+func TestBoundedLog(t *testing.T) {
+	name := filepath.Join(t.TempDir(), LogName)
+	l, err := newBoundedLog(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := bytes.Repeat([]byte("x"), 999)
+	for i := range 3 * maxLogBytes / 1000 {
+		if _, err := fmt.Fprintf(l.writer, "%s\n", line); err != nil {
+			t.Fatalf("line %d: %v", i, err)
+		}
+	}
+	if _, err := l.writer.WriteString("the last words\n"); err != nil {
+		t.Fatal(err)
+	}
+	l.handedOver()
+	l.handedOver()
+	end, err := l.tail(2000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasSuffix(end, []byte("x\nthe last words\n")) {
+		t.Errorf("the log ends with %q", end[max(0, len(end)-40):])
+	}
+	st, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Size() > maxLogBytes || st.Size() < 1000 {
+		t.Errorf("the log has %d bytes, the bound is %d", st.Size(), maxLogBytes)
+	}
+}
