@@ -159,7 +159,7 @@ func (s *sentry) run() error {
 	if s.kernel, err = seam.KernelOf(l); err != nil {
 		return err
 	}
-	if err := s.prepareFilesystems(); err != nil {
+	if err := s.prepareKernel(); err != nil {
 		return err
 	}
 	if s.cfg.CacheDir != "" {

@@ -45,7 +45,7 @@ func (m *mounter) ContainerStart(context.Context, seccheck.FieldSet, *pb.Start) 
 }
 
 // installMounter registers the callback. boot.New resets seccheck's registry of sessions but not of sinks, so the
-// session itself is created by prepareFilesystems.
+// session itself is created by prepareKernel.
 func (s *sentry) installMounter() error {
 	seccheck.RegisterSink(seccheck.SinkDesc{
 		Name: sinkName,
@@ -54,9 +54,12 @@ func (s *sentry) installMounter() error {
 	return nil
 }
 
-// prepareFilesystems runs after boot.New: it puts our file system types in place and arms the mounter.
-func (s *sentry) prepareFilesystems() error {
+// prepareKernel runs after boot.New: it puts our file system types and repairs in place and arms the mounter.
+func (s *sentry) prepareKernel() error {
 	if err := seam.ReplaceOverlay(s.kernel.VFS()); err != nil {
+		return err
+	}
+	if err := seam.FilterBridges(s.kernel); err != nil {
 		return err
 	}
 	if err := s.openVolumes(); err != nil {
