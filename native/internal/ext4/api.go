@@ -68,7 +68,7 @@ const (
 )
 
 // SetAttr is a change of attributes: the fields whose Set… bit is in Mask.
-// Ctime becomes now unless SetCtime is given (also in Touch-free changes).
+// Ctime becomes now unless SetCtime is given.
 type SetAttr struct {
 	Mask                uint32
 	Mode                uint16 // permission bits; the type is kept

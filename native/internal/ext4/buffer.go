@@ -40,18 +40,18 @@ type bufferCache struct {
 
 	mu     sync.Mutex
 	blocks map[uint64]*buffer
-	ndirty int
+	dirty  map[uint64]*buffer // those of blocks that are dirty
 }
 
 func newBufferCache(dev blockdev.Device, blockSize int, limit int64) *bufferCache {
-	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 64), blocks: map[uint64]*buffer{}}
+	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 64), blocks: map[uint64]*buffer{}, dirty: map[uint64]*buffer{}}
 }
 
 // get finds or makes the buffer of blk without loading it. c.mu is held.
 func (c *bufferCache) get(blk uint64) *buffer {
 	b := c.blocks[blk]
 	if b == nil {
-		if len(c.blocks)-c.ndirty > c.limit {
+		if len(c.blocks)-len(c.dirty) > c.limit {
 			c.evict()
 		}
 		b = &buffer{blk: blk}
@@ -119,10 +119,8 @@ func (c *bufferCache) readPinned(blk uint64) (*buffer, error) {
 func (c *bufferCache) write(blk uint64) (*buffer, error) {
 	c.mu.Lock()
 	b := c.get(blk)
-	if !b.dirty {
-		b.dirty = true
-		c.ndirty++
-	}
+	b.dirty = true
+	c.dirty[blk] = b
 	c.mu.Unlock()
 	err := c.fill(b)
 	if err != nil {
@@ -141,10 +139,7 @@ func (c *bufferCache) put(blk uint64, data []byte, pin bool) *buffer {
 	b := &buffer{blk: blk, data: data, dirty: true, pin: pin, used: true}
 	b.load.Do(func() {})
 	c.mu.Lock()
-	if old := c.blocks[blk]; old == nil || !old.dirty {
-		c.ndirty++
-	}
-	c.blocks[blk] = b
+	c.blocks[blk], c.dirty[blk] = b, b
 	c.mu.Unlock()
 	return b
 }
@@ -152,12 +147,8 @@ func (c *bufferCache) put(blk uint64, data []byte, pin bool) *buffer {
 // forget drops a freed block so that it never overwrites what comes after it.
 func (c *bufferCache) forget(blk uint64) {
 	c.mu.Lock()
-	if b := c.blocks[blk]; b != nil {
-		if b.dirty {
-			c.ndirty--
-		}
-		delete(c.blocks, blk)
-	}
+	delete(c.blocks, blk)
+	delete(c.dirty, blk)
 	c.mu.Unlock()
 }
 
@@ -165,18 +156,16 @@ func (c *bufferCache) forget(blk uint64) {
 func (c *bufferCache) dirtyBytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return int64(c.ndirty) * int64(c.blockSize)
+	return int64(len(c.dirty)) * int64(c.blockSize)
 }
 
 // flush writes every dirty buffer, neighbours together. Nobody may be changing
 // buffers meanwhile (FS.barrier is held exclusively).
 func (c *bufferCache) flush() error {
 	c.mu.Lock()
-	todo := make([]*buffer, 0, c.ndirty)
-	for _, b := range c.blocks {
-		if b.dirty {
-			todo = append(todo, b)
-		}
+	todo := make([]*buffer, 0, len(c.dirty))
+	for _, b := range c.dirty {
+		todo = append(todo, b)
 	}
 	c.mu.Unlock()
 	slices.SortFunc(todo, func(a, b *buffer) int {
@@ -206,7 +195,7 @@ func (c *bufferCache) flush() error {
 		c.mu.Lock()
 		for _, b := range todo[:n] {
 			b.dirty = false
-			c.ndirty--
+			delete(c.dirty, b.blk)
 		}
 		c.mu.Unlock()
 		todo = todo[n:]

@@ -148,7 +148,7 @@ func TestDamagedVolumes(t *testing.T) {
 				used = append(used, k)
 			}
 		}
-		for range 100 {
+		for range 70 {
 			dev := &memory{data: bytes.Clone(good)}
 			for range 1 + rnd.IntN(40) {
 				k := used[rnd.IntN(len(used))] + rnd.IntN(4)

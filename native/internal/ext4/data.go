@@ -115,11 +115,16 @@ func (i *Inode) WriteFunc(off, n int64, write func(devOff, fileOff, n int64) err
 		}
 	}
 	done := int64(0)
-	for done < n {
+	for idle := 0; done < n; {
 		m, err := i.writePiece(off+done, n-done, write)
 		done += m
 		if err != nil {
 			return done, err
+		}
+		if idle++; m > 0 {
+			idle = 0
+		} else if idle > maxRetries {
+			return done, syscall.EAGAIN
 		}
 	}
 	return done, short
@@ -639,36 +644,50 @@ func (i *Inode) Extents(off, n int64, alloc bool) ([]Extent, error) {
 	return out, nil
 }
 
+// maxRetries bounds how often an operation starts again because the map changed under it.
+const maxRetries = 1000
+
 // materialise gives a written extent that starts at lblk, of at most n blocks,
 // making it when there is none.
 func (i *Inode) materialise(lblk, n uint32) (extent, error) {
+	for range maxRetries {
+		e, ok, err := i.tryMaterialise(lblk, n)
+		if ok || err != nil {
+			return e, err
+		}
+	}
+	return extent{}, syscall.EAGAIN
+}
+
+// tryMaterialise is materialise; false when a hole was punched meanwhile.
+func (i *Inode) tryMaterialise(lblk, n uint32) (extent, bool, error) {
 	i.mu.RLock()
 	e, hole, err := i.find(lblk)
 	i.mu.RUnlock()
 	if err != nil {
-		return extent{}, err
+		return extent{}, false, err
 	}
 	var r run
 	if hole {
 		goal, _, err := i.dataGoal(lblk)
 		if err != nil {
-			return extent{}, err
+			return extent{}, false, err
 		}
 		if r, err = i.fs.reserve(goal, min(n, e.n), i, false); err != nil {
-			return extent{}, err
+			return extent{}, false, err
 		}
 		bits := i.fs.sb.blockBits
 		if err := i.fs.zeroDevice(int64(r.start)<<bits, int64(r.n)<<bits); err != nil {
 			i.fs.cancel(r)
-			return extent{}, err
+			return extent{}, false, err
 		}
 		if _, err := i.mapRun(extent{lblk, r.n, r.start, false}, 0); err != nil {
-			return extent{}, err
+			return extent{}, false, err
 		}
 	}
 	h, err := i.fs.begin()
 	if err != nil {
-		return extent{}, err
+		return extent{}, false, err
 	}
 	i.mu.Lock()
 	e, hole, err = i.find(lblk)
@@ -690,10 +709,7 @@ func (i *Inode) materialise(lblk, n uint32) (extent, error) {
 	}
 	i.mu.Unlock()
 	h.end(err)
-	if err == nil && hole { // punched in between: again
-		return i.materialise(lblk, n)
-	}
-	return e, err
+	return e, !hole, err
 }
 
 // zeroUnwritten zeroes the blocks of e except those WriteFunc is filling. i.mu

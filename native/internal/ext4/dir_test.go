@@ -165,33 +165,55 @@ func TestCollidingNames(t *testing.T) {
 	}
 }
 
-// TestIndexFull: without large_dir two levels of index are all there is.
+// TestIndexFull: without large_dir two levels of index are all there is; with it
+// there is a third.
 func TestIndexFull(t *testing.T) {
-	img := mkfs(t, 64<<20, "-b", "1024", "-O", "metadata_csum,^has_journal", "-N", "256")
-	fs := open(t, img, Options{})
-	dir := mkdir(t, fs.Root(), "dir")
-	target := mkfile(t, fs.Root(), "target", nil)
-	must(t, target.change(func() { target.setLinks(1) }))
-	pad := strings.Repeat("p", 246)
-	var err error
-	made := 0
-	for ; made < 60_000; made++ {
-		if err = dir.Link(fmt.Sprintf("%06d%s", made, pad), target); err != nil {
-			break
+	const limit = 60_000
+	for _, feature := range []string{"^large_dir", "large_dir"} {
+		img := mkfs(t, 64<<20, "-b", "1024", "-O", "metadata_csum,^has_journal,"+feature, "-N", "256")
+		fs := open(t, img, Options{})
+		dir := mkdir(t, fs.Root(), "dir")
+		target := mkfile(t, fs.Root(), "target", nil)
+		pad := strings.Repeat("p", 246)
+		var err error
+		made := 0
+		for ; made < limit; made++ {
+			if err = dir.Link(fmt.Sprintf("%06d%s", made, pad), target); err != nil {
+				break
+			}
+			if root, err := dir.dirBlock(0); made%500 == 0 && err == nil && root.data[rootInfoAt+6] == 2 {
+				break
+			}
 		}
+		if fs.ReadOnly() {
+			t.Fatal("became read-only")
+		}
+		root, rerr := dir.dirBlock(0)
+		must(t, rerr)
+		levels := root.data[rootInfoAt+6]
+		if feature == "large_dir" {
+			if err != nil || levels != 2 {
+				t.Errorf("after %d entries: %v, %d levels", made, err, levels)
+			}
+		} else if !errors.Is(err, syscall.ENOSPC) || levels != 1 {
+			t.Errorf("after %d entries: %v, %d levels", made, err, levels)
+		}
+		if free := fs.Statfs().Free; free < 5000 {
+			t.Errorf("the volume was full (%d blocks free), not the index", free)
+		}
+		if err == nil {
+			made++
+		}
+		if got := names(t, dir); len(got) != made {
+			t.Errorf("%d entries, made %d", len(got), made)
+		}
+		for n := 0; n < made; n += 7 {
+			must(t, dir.Unlink(fmt.Sprintf("%06d%s", n, pad)))
+		}
+		target.DecRef()
+		dir.DecRef()
+		finish(t, fs, img)
 	}
-	if !errors.Is(err, syscall.ENOSPC) || fs.ReadOnly() {
-		t.Fatalf("after %d entries: %v, read-only %t", made, err, fs.ReadOnly())
-	}
-	if free := fs.Statfs().Free; free < 5000 {
-		t.Errorf("the volume was full (%d blocks free), not the index", free)
-	}
-	if got := names(t, dir); len(got) != made {
-		t.Errorf("%d entries, made %d", len(got), made)
-	}
-	target.DecRef()
-	dir.DecRef()
-	finish(t, fs, img)
 }
 
 // TestLinearStaysLinear: a directory that grew without an index keeps none.

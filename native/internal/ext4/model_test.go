@@ -603,7 +603,7 @@ func TestRandomOperations(t *testing.T) {
 					m.fs = open(t, img, Options{CacheBytes: 1 << 20, NoDiscard: round == 2})
 				}
 				m.verify()
-				for range 800 {
+				for range 600 {
 					m.step()
 				}
 				m.verify()
