@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import sys
@@ -78,6 +77,8 @@ def _lock(fd: int, path: StrPath, kind: int) -> None:
 
 
 def _write_record(path: Path, command: str) -> None:
+    import json
+
     record = json.dumps({"pid": os.getpid(), "command": command, "since": int(time.time())}) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     # A directory that cannot be written to only costs the name in somebody's error message.
@@ -98,6 +99,8 @@ def remove_record(path: StrPath) -> None:
 
 
 def _read_record(path: StrPath) -> tuple[int, str] | None:
+    import json
+
     try:
         record = json.loads(record_path(path).read_text()[:4096])
         return int(record["pid"]), str(record["command"])

@@ -9,11 +9,8 @@ crash at import.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import ctypes.util
 import errno
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +56,7 @@ class HostExtent:
 
 def temp_name(path: Path) -> Path:
     """Return a new name in the same directory."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
 class NewFile:
@@ -147,6 +144,9 @@ def clonefile(source: Path, target: Path) -> None:
 
     OSError. (Not tested: no macOS at hand.)
     """
+    import ctypes
+    import ctypes.util
+
     libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
     if libc.clonefile(os.fsencode(source), os.fsencode(target), 0) != 0:
         number = ctypes.get_errno()
