@@ -689,6 +689,34 @@ func TestKilledAtEveryLevel(t *testing.T) {
 	}
 }
 
+func TestDescriptorsDoNotLeak(t *testing.T) {
+	stray, err := os.Create(filepath.Join(t.TempDir(), "stray-descriptor"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stray.Close()
+	e := start(t, nil, []*os.File{stray}, "sleep")
+	e.ready()
+	looked := 0
+	for _, p := range e.processes() {
+		fds, err := filepath.Glob("/proc/" + strings.Fields(p)[0] + "/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			looked++
+			if to, _ := os.Readlink(fd); strings.Contains(to, "stray-descriptor") {
+				t.Errorf("%s holds a descriptor that the document does not name", p)
+			}
+		}
+	}
+	if looked == 0 {
+		t.Error("no descriptors to look at")
+	}
+	_ = e.lifeline.Close()
+	e.wait()
+}
+
 func TestVolumeIsLeftClean(t *testing.T) {
 	for _, tool := range []string{"mke2fs", "e2fsck", "debugfs"} {
 		if _, err := exec.LookPath(tool); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/signal"
@@ -118,6 +119,8 @@ func (s *supervisor) run(specFD int, t0 int64) (int, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("becoming a subreaper: %w", err)
 	}
+	// Whatever else the launcher left open is not for the Sentry. Kernels before 5.11 cannot: there, it is for the launcher to see to.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	specFile := os.NewFile(uintptr(specFD), "episode")
 	if specFile == nil {
 		return 0, failf(KindSpec, "--spec-fd %d is no descriptor", specFD)
