@@ -534,7 +534,7 @@ func configFile(cfg *bootConfig) (*os.File, error) {
 	return f, nil
 }
 
-// watchLifeline kills the episode when the launcher's end of the pipe is closed, by intent or by its death.
+// watchLifeline kills the episode when the launcher's end of the pipe is closed, by intent (a byte before it says so) or by its death.
 func (s *supervisor) watchLifeline(f *os.File) {
 	buf := make([]byte, 64)
 	for {
@@ -553,7 +553,7 @@ func (s *supervisor) watchLifeline(f *os.File) {
 	}
 }
 
-// abort kills the episode without asking the guest: sockets first, so that nobody connects to what is dying.
+// abort kills the episode without asking the guest. The kill comes first, since the Sentry's end takes longest.
 func (s *supervisor) abort() {
 	s.mu.Lock()
 	s.aborted = true
