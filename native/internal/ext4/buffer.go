@@ -44,7 +44,7 @@ type bufferCache struct {
 }
 
 func newBufferCache(dev blockdev.Device, blockSize int, limit int64) *bufferCache {
-	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 64), blocks: map[uint64]*buffer{}, dirty: map[uint64]*buffer{}}
+	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 16), blocks: map[uint64]*buffer{}, dirty: map[uint64]*buffer{}}
 }
 
 // get finds or makes the buffer of blk without loading it. c.mu is held.

@@ -181,13 +181,13 @@ func (c *checker) tree(d *Inode) {
 func (c *checker) internal() {
 	fs := c.fs
 	list := []uint32{}
-	for ino := uint32(1); ino < max(fs.sb.firstIno, defaultFirstIno); ino++ {
+	for ino := uint32(1); ino < fs.sb.firstIno; ino++ {
 		if ino != rootIno {
 			list = append(list, ino)
 		}
 	}
 	raw := fs.superB.data[fs.superAt:]
-	if f := le.Uint32(raw[sOrphanFile:]); fs.sb.compat&compatOrphanFile != 0 && !c.seen[f] {
+	if f := le.Uint32(raw[sOrphanFile:]); fs.sb.compat&compatOrphanFile != 0 && fs.validIno(f) && !c.seen[f] {
 		list = append(list, f)
 	}
 	for _, ino := range list {

@@ -16,7 +16,7 @@ import (
 // few directories while others sync and read. The race detector and e2fsck judge.
 func TestConcurrentUse(t *testing.T) {
 	img := mkfsProfile(t, 64<<20)
-	fs := open(t, img, Options{CacheBytes: 1 << 20, BeforeFree: func(i *Inode, off, n int64) {
+	fs := open(t, img, Options{CacheBytes: 1, BeforeFree: func(i *Inode, off, n int64) {
 		if _, err := i.Extents(off, n, false); err != nil {
 			t.Errorf("extents inside the hook: %v", err)
 		}

@@ -59,7 +59,7 @@ func TestManyFiles(t *testing.T) {
 	dir.DecRef()
 	finish(t, fs, img)
 
-	fs = open(t, img, Options{ReadOnly: true})
+	fs = open(t, img, Options{ReadOnly: true, CacheBytes: 1}) // hardly any cache
 	dir, err = lookup(fs, "dir")
 	must(t, err)
 	if got := names(t, dir); len(got) != want {

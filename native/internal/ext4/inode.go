@@ -110,7 +110,7 @@ func (fs *FS) inodeAddr(ino uint32) (blk uint64, off int) {
 }
 
 func (fs *FS) validIno(ino uint32) bool {
-	return ino == rootIno || ino >= fs.sb.firstIno && ino <= fs.sb.inodesCount || ino == fs.sb.journalIno && ino != 0
+	return ino != 0 && ino <= fs.sb.inodesCount && (ino == rootIno || ino >= fs.sb.firstIno || ino == fs.sb.journalIno)
 }
 
 // iget gives the inode of that number with a reference.

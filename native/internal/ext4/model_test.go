@@ -596,11 +596,11 @@ func TestRandomOperations(t *testing.T) {
 			seed := seed + uint64(k)
 			t.Logf("seed %d", seed)
 			img := mkfs(t, 64<<20, v.args...)
-			fs := open(t, img, Options{CacheBytes: 1 << 20})
+			fs := open(t, img, Options{CacheBytes: 1})
 			m := newMachine(t, fs, seed)
 			for round := range 3 {
 				if round > 0 {
-					m.fs = open(t, img, Options{CacheBytes: 1 << 20, NoDiscard: round == 2})
+					m.fs = open(t, img, Options{CacheBytes: 1, NoDiscard: round == 2})
 				}
 				m.verify()
 				for range 600 {

@@ -186,7 +186,7 @@ func (sb *super) checkGeometry(raw []byte, devSize int64) error {
 		return corruptf("superblock: %d blocks", sb.blocksCount)
 	case devSize < 0 || sb.blocksCount > uint64(devSize)/bs:
 		return corruptf("superblock: %d blocks of %d bytes do not fit in the device of %d bytes", sb.blocksCount, bs, devSize)
-	case sb.firstIno < defaultFirstIno && sb.firstIno != 0 || sb.firstIno > sb.inodesCount:
+	case sb.firstIno < defaultFirstIno || sb.firstIno > sb.inodesCount:
 		return corruptf("superblock: first inode %d", sb.firstIno)
 	case !sb.has(roCompatBigalloc) && le.Uint32(raw[sLogClusterSize:]) != le.Uint32(raw[sLogBlockSize:]):
 		return corruptf("superblock: cluster size differs from block size without bigalloc")
