@@ -65,6 +65,8 @@ type supervisor struct {
 	sockets []string
 	// sentry is the boot process, 0 before it is started. It leads a session and process group of its own.
 	sentry int
+	// parent is the process that started us, usually the launcher.
+	parent int
 	// records are the lock records that the launcher left beside the volumes.
 	records []string
 	// aborted is set once the episode is being killed; nothing is started from then on.
@@ -90,7 +92,7 @@ type bootReport struct {
 // from the main goroutine, locked to the main thread: the Sentry dies with the *thread* that started it.
 func Supervise(specFD int) int {
 	t0 := monotonicNS()
-	s := &supervisor{started: make(chan struct{}), debug: os.Getenv("GVX_DEBUG") != ""}
+	s := &supervisor{parent: os.Getppid(), started: make(chan struct{}), debug: os.Getenv("GVX_DEBUG") != ""}
 	if !s.debug {
 		// gVisor's packages log to stderr, which is the guest's: a signal that meets a guest just ended would leave a line there.
 		log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
@@ -358,8 +360,10 @@ func (s *supervisor) removeRuntimeDir() {
 	if !s.aborted || s.ep == nil {
 		return
 	}
-	for _, name := range s.records {
-		removeDeadRecord(name)
+	if !s.intended {
+		for _, name := range s.records {
+			s.removeDeadRecord(name)
+		}
 	}
 	_ = os.RemoveAll(s.ep.RuntimeDir)
 	if above := filepath.Dir(s.ep.RuntimeDir); strings.HasPrefix(filepath.Base(above), "gvx") {
@@ -383,7 +387,7 @@ func (e *Episode) lockRecords() []string {
 }
 
 // removeDeadRecord removes a lock record whose process is gone.
-func removeDeadRecord(name string) {
+func (s *supervisor) removeDeadRecord(name string) {
 	b, err := os.ReadFile(name)
 	if err != nil {
 		return
@@ -391,9 +395,21 @@ func removeDeadRecord(name string) {
 	var record struct {
 		PID int `json:"pid"`
 	}
-	if json.Unmarshal(b, &record) == nil && record.PID > 0 && errors.Is(unix.Kill(record.PID, 0), unix.ESRCH) {
+	if json.Unmarshal(b, &record) == nil && record.PID > 0 && s.isDead(record.PID) {
 		_ = os.Remove(name)
 	}
+}
+
+// isDead tells whether a process has ended. Our parent has when we have another one: nobody may have waited for it yet. A
+// dying process closes its files, the lifeline too, a little before its children move.
+func (s *supervisor) isDead(pid int) bool {
+	for range 20 {
+		if pid == s.parent && os.Getppid() != s.parent || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			return true
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return false
 }
 
 // startSentry starts the boot process and returns our end of its status socket.
