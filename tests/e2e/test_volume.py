@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.conftest import User, is_root
+from e2e.conftest import User, is_root, wait_for
 
 pytestmark = [pytest.mark.sentry, pytest.mark.images, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
 
@@ -279,6 +279,7 @@ def test_a_killed_episodes_volume_is_refused_until_it_is_repaired(user: User, vo
     assert process.stdout.readline() == b"ready\n"
     process.kill()
     process.communicate(timeout=30)
+    wait_for(lambda: not volume.with_name("volume.ext4.lock").exists())
     done = on(user, volume, "true")
     assert done.returncode == 125, "an unclean volume was mounted"
     assert str(volume) in done.stderr
