@@ -157,6 +157,34 @@ func TestFullVolume(t *testing.T) {
 		t.Errorf("fallocate: %v", err)
 	}
 	g.DecRef()
+	// Names go on until a directory block more is needed; then nothing is left of
+	// what was tried.
+	var made []string
+	for err = nil; err == nil; {
+		name := fmt.Sprintf("name-%d-%s", len(made), strings.Repeat("n", 100))
+		var x *Inode
+		if x, err = fs.Root().Create(name, New{}); err == nil {
+			made = append(made, name)
+			x.DecRef()
+		}
+	}
+	inodes := fs.Statfs().FreeInodes
+	if !errors.Is(err, syscall.ENOSPC) || inodes == 0 {
+		t.Errorf("after %d names: %v, %d inodes free", len(made), err, inodes)
+	}
+	long := strings.Repeat("l", 200)
+	if err := fs.Root().Link(long, f); !errors.Is(err, syscall.ENOSPC) || f.Attr().Nlink != 1 {
+		t.Errorf("link: %v, %d links", err, f.Attr().Nlink)
+	}
+	if err := fs.Rename(fs.Root(), "f", fs.Root(), long, RenameWhiteout); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("rename: %v", err)
+	}
+	if now := fs.Statfs().FreeInodes; now != inodes {
+		t.Errorf("%d inodes free, %d before what failed", now, inodes)
+	}
+	for _, name := range made {
+		must(t, fs.Root().Unlink(name))
+	}
 	must(t, f.Truncate(written-8192))
 	mkdir(t, fs.Root(), "d").DecRef()
 	must(t, fs.Root().Rmdir("d"))
@@ -415,4 +443,65 @@ func TestHugeSparseFile(t *testing.T) {
 	}
 	f.DecRef()
 	finish(t, fs, img)
+}
+
+// TestLargeBlocks: 64 KiB, which lengths of entries only just express. The
+// kernel mounts none of these; e2fsck judges.
+func TestLargeBlocks(t *testing.T) {
+	for _, bs := range []string{"16384", "65536"} {
+		img := mkfs(t, 256<<20, "-b", bs, "-O", "metadata_csum")
+		fs := open(t, img, Options{})
+		m := newMachine(t, fs, uint64(time.Now().UnixNano()))
+		dir := mkdir(t, fs.Root(), "many")
+		for n := range 1000 {
+			f, err := dir.Create(fmt.Sprintf("%d-%s", n, strings.Repeat("n", 200)), New{})
+			must(t, err)
+			f.DecRef()
+		}
+		for n := range 1000 {
+			must(t, dir.Unlink(fmt.Sprintf("%d-%s", n, strings.Repeat("n", 200))))
+		}
+		dir.DecRef()
+		must(t, fs.Root().Rmdir("many"))
+		for range 600 {
+			m.step()
+		}
+		m.verify()
+		finish(t, fs, img)
+		m.fs = open(t, img, Options{})
+		m.verify()
+		finish(t, m.fs, img)
+	}
+}
+
+// TestHandles: one handle an inode, also by number.
+func TestHandles(t *testing.T) {
+	img := mkfsProfile(t, 32<<20)
+	now := time.Unix(1000, 5)
+	fs := open(t, img, Options{Now: func() time.Time { return now }, Durable: true})
+	f := mkfile(t, fs.Root(), "f", []byte("x"))
+	g, err := fs.Inode(f.Ino())
+	must(t, err)
+	if f != g || f.FS() != fs || f.Generation() != g.Generation() {
+		t.Error("two handles of one inode")
+	}
+	g.DecRef()
+	for _, ino := range []uint32{0, 1, 7, f.Ino() + 1, 1 << 30} {
+		if _, err := fs.Inode(ino); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("inode %d: %v", ino, err)
+		}
+	}
+	now = time.Unix(2000, 7)
+	must(t, f.Touch(SetAtime|SetCtime))
+	want := [3]Timespec{{2000, 7}, {1000, 5}, {2000, 7}}
+	if a := f.Attr(); [3]Timespec{a.Atime, a.Mtime, a.Ctime} != want {
+		t.Errorf("times %v", a)
+	}
+	must(t, f.Sync(true))
+	f.DecRef()
+	finish(t, fs, img)
+	if err := fs.Sync(); !errors.Is(err, syscall.EBADF) {
+		t.Errorf("sync of a closed volume: %v", err)
+	}
+	must(t, fs.Close())
 }
