@@ -715,58 +715,43 @@ func (fs *filesystem) RenameAt(ctx context.Context, rp *vfs.ResolvingPath, oldPa
 	defer mnt.EndWrite()
 
 	oldParent := oldParentVD.Dentry().Impl().(*dentry)
-	if err := oldParent.inode.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
-		return err
-	}
-	if oldParent.dead.Load() {
+	if oldParent.dead.Load() || newParent.dead.Load() {
 		return linuxerr.ENOENT
+	}
+	// The order of checks is that of Linux's fs/namei.c:do_renameat2() and vfs_rename(). A mount point is renamed itself, not
+	// what is mounted on it: no rp.CheckMount.
+	for _, d := range []*dentry{oldParent, newParent} {
+		if err := d.inode.checkPermissions(creds, vfs.MayExec); err != nil {
+			return err
+		}
 	}
 	renamed, err := oldParent.lookup(oldName)
 	if err != nil {
 		return err
 	}
-	if err := oldParent.inode.mayDelete(creds, renamed.inode); err != nil {
-		return err
-	}
-	// A mount point is renamed itself, not what is mounted on it: no rp.CheckMount.
-	if renamed.inode.isDir() {
-		if renamed == newParent || renamed.isAncestorOf(newParent) {
-			return linuxerr.EINVAL
-		}
-		if oldParent != newParent {
-			// Its ".." changes.
-			if err := renamed.inode.checkPermissions(creds, vfs.MayWrite); err != nil {
-				return err
-			}
-		}
-	} else if !exchange && (opts.MustBeDir || rp.MustBeDir()) {
-		return linuxerr.ENOTDIR
-	}
-	if err := newParent.inode.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
-		return err
-	}
-	if newParent.dead.Load() {
-		return linuxerr.ENOENT
-	}
 	replaced, err := newParent.lookup(newName)
 	switch {
-	case err == nil:
-		if noReplace {
-			return linuxerr.EEXIST
-		}
-		if err := newParent.inode.mayDelete(creds, replaced.inode); err != nil {
-			return err
-		}
-		if err := fs.checkReplace(rp, oldParent, newParent, renamed, replaced, exchange, opts.MustBeDir); err != nil {
-			return err
-		}
-	case !linuxerr.Equals(linuxerr.ENOENT, err):
+	case err != nil && !linuxerr.Equals(linuxerr.ENOENT, err):
 		return err
-	case exchange:
+	case err == nil && noReplace:
+		return linuxerr.EEXIST
+	case err != nil && exchange:
 		return linuxerr.ENOENT
-	}
-	if replaced != nil && renamed.inode == replaced.inode {
+	case exchange && !replaced.inode.isDir() && rp.MustBeDir(),
+		!renamed.inode.isDir() && (opts.MustBeDir || !exchange && rp.MustBeDir()):
+		return linuxerr.ENOTDIR
+	case renamed == newParent || renamed.isAncestorOf(newParent):
+		return linuxerr.EINVAL
+	case replaced != nil && replaced.isAncestorOf(renamed):
+		if exchange {
+			return linuxerr.EINVAL
+		}
+		return linuxerr.ENOTEMPTY
+	case replaced != nil && renamed.inode == replaced.inode:
 		return nil // two names of the same file stay as they are
+	}
+	if err := fs.mayRename(creds, oldParent, newParent, renamed, replaced, exchange); err != nil {
+		return err
 	}
 
 	vfsObj := rp.VirtualFilesystem()
@@ -808,28 +793,44 @@ func (fs *filesystem) RenameAt(ctx context.Context, rp *vfs.ResolvingPath, oldPa
 	return nil
 }
 
-// checkReplace checks that replaced may make way for renamed, or change places with it.
-func (fs *filesystem) checkReplace(rp *vfs.ResolvingPath, oldParent, newParent, renamed, replaced *dentry, exchange, mustBeDir bool) error {
-	if exchange {
-		switch {
-		case replaced.isAncestorOf(renamed):
-			return linuxerr.EINVAL
-		case rp.MustBeDir() && !replaced.inode.isDir(), mustBeDir && !renamed.inode.isDir():
-			return linuxerr.ENOTDIR
-		case oldParent != newParent && replaced.inode.isDir():
-			return replaced.inode.checkPermissions(rp.Credentials(), vfs.MayWrite)
+// mayRename checks that creds may take renamed from its place, and replaced too where there is one, and that their types agree.
+// Whether a directory that is to be replaced is empty is ext4's to see.
+func (fs *filesystem) mayRename(creds *auth.Credentials, oldParent, newParent, renamed, replaced *dentry, exchange bool) error {
+	for _, d := range []*dentry{oldParent, newParent} {
+		if err := d.inode.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
+			return err
 		}
+	}
+	if err := oldParent.inode.mayDelete(creds, renamed.inode); err != nil {
+		return err
+	}
+	moving := []*dentry{renamed}
+	if replaced != nil {
+		if err := newParent.inode.mayDelete(creds, replaced.inode); err != nil {
+			return err
+		}
+		switch {
+		case exchange:
+			moving = append(moving, replaced)
+		case renamed.inode.isDir() && !replaced.inode.isDir():
+			return linuxerr.ENOTDIR
+		case !renamed.inode.isDir() && replaced.inode.isDir():
+			return linuxerr.EISDIR
+		}
+	}
+	if oldParent == newParent {
 		return nil
 	}
-	switch {
-	case replaced.isAncestorOf(renamed):
-		return linuxerr.ENOTEMPTY
-	case replaced.inode.isDir() && !renamed.inode.isDir():
-		return linuxerr.EISDIR
-	case !replaced.inode.isDir() && (renamed.inode.isDir() || rp.MustBeDir()):
-		return linuxerr.ENOTDIR
+	for _, d := range moving {
+		if !d.inode.isDir() {
+			continue
+		}
+		// Its ".." changes.
+		if err := d.inode.checkPermissions(creds, vfs.MayWrite); err != nil {
+			return err
+		}
 	}
-	return nil // ext4 looks whether a directory is empty
+	return nil
 }
 
 // SetStatAt implements vfs.FilesystemImpl.SetStatAt.

@@ -259,7 +259,9 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 		set.Mode = stat.Mode&^(linux.S_IFMT|linux.PermissionsMask) | perm
 	}
 	if opts.ClearPrivs {
-		if m := uint16(vfs.ClearSUIDAndSGID(uint32(set.Mode) | uint32(i.fileType))); m&^linux.S_IFMT != set.Mode {
+		// chown takes the bits from everyone, a truncation only from those who could not set them.
+		keep := stat.Mask&(linux.STATX_UID|linux.STATX_GID) == 0 && creds.HasRootCapability(linux.CAP_FSETID)
+		if m := uint16(vfs.ClearSUIDAndSGID(uint32(set.Mode) | uint32(i.fileType))); m&^linux.S_IFMT != set.Mode && !keep {
 			set.Mask |= ext4.SetMode
 			set.Mode = m &^ linux.S_IFMT
 		}
@@ -304,10 +306,11 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 	return nil
 }
 
-// killPrivs takes set-user-ID, set-group-ID and file capabilities away, as every write does. i.mu is held.
-func (i *inode) killPrivs() error {
+// killPrivs takes file capabilities away, as every write does, and set-user-ID and set-group-ID unless the writer is privileged
+// (Linux's fs/attr.c:setattr_should_drop_suidgid()). i.mu is held.
+func (i *inode) killPrivs(ctx context.Context) error {
 	mode := uint32(i.ei.Attr().Mode)
-	if m := vfs.ClearSUIDAndSGID(mode); m != mode {
+	if m := vfs.ClearSUIDAndSGID(mode); m != mode && !auth.CredentialsFromContext(ctx).HasRootCapability(linux.CAP_FSETID) {
 		if err := i.ei.SetAttr(ext4.SetAttr{Mask: ext4.SetMode, Mode: uint16(m) &^ linux.S_IFMT}); err != nil {
 			return toErr(err)
 		}

@@ -43,7 +43,7 @@ func (d *dentry) openRegular(ctx context.Context, rp *vfs.ResolvingPath, opts *v
 		i.writers.Add(1)
 	}
 	if !fresh && opts.Flags&linux.O_TRUNC != 0 {
-		err := fd.modify(func() error { return i.truncate(0) })
+		err := fd.modify(func() error { return i.truncate(ctx, 0) })
 		if err != nil {
 			fd.vfsfd.DecRef(ctx)
 			return nil, err
@@ -213,7 +213,7 @@ func (i *inode) writeLocked(ctx context.Context, src usermem.IOSequence, offset 
 		return 0, err
 	}
 	src = src.TakeFirst64(n)
-	if err := i.killPrivs(); err != nil {
+	if err := i.killPrivs(ctx); err != nil {
 		return 0, err
 	}
 	if err := i.zeroTail(offset); err != nil {
@@ -314,10 +314,10 @@ func (w *fileWriter) writeBuffered(srcs safemem.BlockSeq) (uint64, error) {
 }
 
 // truncate sets the size as ftruncate(2) and O_TRUNC do, with times and privileges.
-func (i *inode) truncate(size int64) error {
+func (i *inode) truncate(ctx context.Context, size int64) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if err := i.killPrivs(); err != nil {
+	if err := i.killPrivs(ctx); err != nil {
 		return err
 	}
 	if err := i.truncateLocked(size); err != nil {
@@ -385,7 +385,7 @@ func (fd *regularFileFD) Allocate(ctx context.Context, mode, offset, length uint
 			return err
 		}
 	}
-	if err := i.killPrivs(); err != nil {
+	if err := i.killPrivs(ctx); err != nil {
 		return err
 	}
 	var err error

@@ -92,6 +92,11 @@ func TestRename(t *testing.T) {
 	e.want(e.rename("/a/d", "/b/g", 0), unix.ENOTDIR, "directory onto a file")
 	e.want(e.rename("/a/d", "/b/full", 0), unix.ENOTEMPTY, "directory onto a full one")
 	e.want(e.rename("/a/d", "/a/d/e/x", 0), unix.EINVAL, "directory below itself")
+	e.want(e.rename("/a/d", "/a/d/e/x", linux.RENAME_EXCHANGE), unix.ENOENT, "exchange with nothing below itself")
+	e.want(e.rename("/a/d", "/a/d/e", linux.RENAME_NOREPLACE), unix.EEXIST, "onto what is there, below itself")
+	e.want(e.rename("/a/d/e", "/a", 0), unix.ENOTEMPTY, "directory onto its ancestor")
+	e.want(e.rename("/a/d/e", "/a", linux.RENAME_EXCHANGE), unix.EINVAL, "exchange with an ancestor")
+	e.ok(e.rename("/a", "/a", 0))
 	e.want(e.rename("/a/f", "/b/none", linux.RENAME_EXCHANGE), unix.ENOENT, "exchange with nothing")
 	e.ok(e.rename("/a/f", "/b/g", 0))
 	e.missing("/a/f")
@@ -226,13 +231,23 @@ func TestPermissions(t *testing.T) {
 	e.want(v.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_MODE, Mode: 0o666}, false), unix.EPERM, "chmod of another's file")
 	e.want(u.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_UID, UID: 1001}, true), unix.EPERM, "chown without privilege")
 
-	// Writing and chown take set-user-ID away.
-	e.ok(e.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_MODE, Mode: 0o6755}, false))
-	fd := e.mustOpen("/tmp/mine", linux.O_WRONLY, 0)
-	e.pwrite(fd, []byte("y"), 0)
-	fd.DecRef(e.ctx)
-	if st := e.stat("/tmp/mine"); st.Mode != linux.S_IFREG|0o755 {
-		t.Errorf("mode after a write: %o", st.Mode)
+	// Writing takes set-user-ID away unless root does it, chown always.
+	for _, c := range []struct {
+		who  *env
+		mode uint16
+	}{{e, linux.S_IFREG | 0o6755}, {u, linux.S_IFREG | 0o755}} {
+		e.ok(e.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_MODE, Mode: 0o6755}, false))
+		fd := c.who.mustOpen("/tmp/mine", linux.O_WRONLY, 0)
+		c.who.pwrite(fd, []byte("y"), 0)
+		fd.DecRef(e.ctx)
+		if st := e.stat("/tmp/mine"); st.Mode != c.mode {
+			t.Errorf("mode after a write: %o, want %o", st.Mode, c.mode)
+		}
+		e.ok(e.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_MODE, Mode: 0o6755}, false))
+		c.who.truncate("/tmp/mine", 1)
+		if st := e.stat("/tmp/mine"); st.Mode != c.mode {
+			t.Errorf("mode after a truncation: %o, want %o", st.Mode, c.mode)
+		}
 	}
 	e.ok(e.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_MODE, Mode: 0o4755}, false))
 	e.ok(e.setstat("/tmp/mine", linux.Statx{Mask: linux.STATX_UID | linux.STATX_GID, UID: 7, GID: 8}, true))
