@@ -22,6 +22,7 @@ from types import TracebackType
 from uuid import UUID
 
 from ext4lite.errors import HostError, Unsupported, VolumeBusy
+from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.super import Super, read_super
 
@@ -39,6 +40,47 @@ def _set_lock(fd: int, kind: int) -> None:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
 
 
+def _refuse_mounted(fd: int, path: StrPath, *, writing: bool) -> None:
+    """Raise VolumeBusy if the kernel has the image mounted through a loop device: it takes no lock of its own.
+
+    A reader only minds a mount that writes. Seen are the mounts of this process's namespace.
+    """
+    for device in _loop_devices(fd):
+        for where, options in _mounts_of(device):
+            if writing or "rw" in options:
+                raise VolumeBusy(
+                    f"the volume is in use: mounted at {where}", where=os.fspath(path), hint=f"umount {where} first"
+                )
+
+
+def _loop_devices(fd: int) -> list[str]:
+    """Return the numbers ("7:0") of the loop devices whose backing file is open at ``fd`` (Linux)."""
+    out = []
+    info = os.fstat(fd)
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/sys/block"):  # noqa: PTH208 (it is on the way of every clone)
+            if not name.startswith("loop"):
+                continue
+            with contextlib.suppress(OSError):
+                backing = Path(f"/sys/block/{name}/loop/backing_file").read_text().removesuffix("\n")
+                found = os.stat(backing)  # noqa: PTH116
+                if (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino):
+                    out.append(Path(f"/sys/block/{name}/dev").read_text().strip())
+    return out
+
+
+def _mounts_of(device: str) -> list[tuple[str, list[str]]]:
+    """Return (mount point, options of the file system) of the mounts of a device number."""
+    out = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+            fields = line.split(" ")
+            if fields[2] == device:
+                options = fields[fields.index("-") + 3].split(",")
+                out.append((fields[4].replace("\\040", " "), options))
+    return out
+
+
 def record_path(path: StrPath) -> Path:
     """Return the path of the lock record of an image."""
     path = Path(path)
@@ -48,6 +90,7 @@ def record_path(path: StrPath) -> Path:
 def lock_shared(fd: int, path: StrPath) -> None:
     """Take a shared lock for reading; VolumeBusy (naming the holder) if somebody writes, HostError."""
     _lock(fd, path, fcntl.F_RDLCK)
+    _refuse_mounted(fd, path, writing=False)
 
 
 def lock_exclusive(fd: int, path: StrPath, command: str = "") -> None:
@@ -56,6 +99,7 @@ def lock_exclusive(fd: int, path: StrPath, command: str = "") -> None:
     ``fd`` must be open for writing. ``command`` names the holder in the record, by default the running program.
     """
     _lock(fd, path, fcntl.F_WRLCK)
+    _refuse_mounted(fd, path, writing=True)
     _write_record(Path(path), command or Path(sys.argv[0] or "python").name)
 
 
@@ -164,19 +208,20 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Allow a new image at ``path``: nothing is there, or ``force`` and what is there is a file that nobody uses.
+    """Allow a new image at ``path``: nothing is there, or a file that nobody uses and that is empty or ``force``.
 
     HostError, VolumeBusy.
     """
     if not path.exists():
         return
-    if not force:
-        raise HostError("the target exists", where=str(path), hint="--force replaces it")
     fd = open_image(path, write=True)
     try:
+        if not force and next(data_runs(fd, os.fstat(fd).st_size), None) is not None:
+            raise HostError("the target exists", where=str(path), hint="--force replaces it")
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise HostError("is not a regular file", where=str(path))
         _lock(fd, path, fcntl.F_WRLCK)
+        _refuse_mounted(fd, path, writing=True)
     finally:
         os.close(fd)
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+_DEFAULT_SIZE = 16 << 30
+
 
 def mkfs(  # noqa: PLR0917 (a command line, not called by position)
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="The file to make.")],
     size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of the volume, sparse: bytes, or with K, M, G, T.")
-    ] = "16G",
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of the volume, sparse: bytes, or with K, M, G, T. By default that of an existing IMAGE, else 16G.",
+        ),
+    ] = "",
     uuid: Annotated[str, typer.Option(metavar="UUID", help="UUID of the volume; random by default.")] = "",
     label: Annotated[str, typer.Option(metavar="LABEL", help="Label of the volume, at most 16 bytes.")] = "",
     journal_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of the journal, 0 for none; by default by the volume's size.")
     ] = "",
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace IMAGE if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace IMAGE if it exists and is not empty.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
     """Make an empty ext4 volume: 4 KiB blocks, a journal, metadata checksums.
@@ -37,7 +44,7 @@ def mkfs(  # noqa: PLR0917 (a command line, not called by position)
         raise typer.BadParameter(f"{uuid!r} is not a UUID", param_hint="--uuid") from None
     result = make(
         image,
-        size=_size(size, "--size"),
+        size=_size(size, "--size") if size else _existing_size(image) or _DEFAULT_SIZE,
         uuid=volume_uuid,
         label=label,
         journal_size=_size(journal_size, "--journal-size") if journal_size else None,
@@ -47,6 +54,11 @@ def mkfs(  # noqa: PLR0917 (a command line, not called by position)
     if not quiet:
         journal = human(result.journal_blocks * 4096) if result.journal_blocks else "no"
         print(f"{result.path}: {human(result.size)}, {result.inodes} inodes, {journal} journal, UUID {result.uuid}")
+
+
+def _existing_size(image: str) -> int:
+    path = Path(image)
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _size(text: str, option: str) -> int:

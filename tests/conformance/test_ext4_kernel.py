@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from ext4lite import htree
+from ext4lite.blockdev import open_for_guest
 from ext4lite.builder import ImageBuilder, Meta
+from ext4lite.clone import clone
+from ext4lite.errors import VolumeBusy
 from ext4lite.inspect import inspect
 from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
@@ -71,6 +74,26 @@ def test_reads_other_features(tmp_path: Path, options: str) -> None:
         expected = kernel_manifest(root)
     assert_same(ours(image), expected)
     assert inspect(image).state == "clean"
+
+
+def test_a_mounted_image_is_in_use(tmp_path: Path) -> None:
+    """The kernel takes no lock that ext4lite could see, so mounts are looked up."""
+    image = tmp_path / "image"
+    mkfs(image, size=16 * MIB)
+    with mounted(image, tmp_path / "mnt"):
+        for attempt in (
+            lambda: print(inspect(image)),
+            lambda: print(clone(image, tmp_path / "clone")),
+            lambda: open_for_guest(image, readonly=True).close(),
+            lambda: print(mkfs(image, size=16 * MIB, force=True)),
+        ):
+            with pytest.raises(VolumeBusy, match=f"mounted at {tmp_path / 'mnt'}"):
+                attempt()  # type: ignore[no-untyped-call]
+    with mounted(image, tmp_path / "mnt", "ro"):
+        assert inspect(image).state == "clean"
+        with pytest.raises(VolumeBusy, match="mounted"):
+            open_for_guest(image)
+    open_for_guest(image).close()
 
 
 def test_reads_unwritten_extents_as_zeros(tmp_path: Path) -> None:

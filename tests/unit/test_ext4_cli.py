@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -86,6 +87,18 @@ def test_errors_of_the_process_itself(tmp_path: Path) -> None:
     done = call("inspect", tmp_path / "none")
     assert done.returncode == 6
     assert done.stderr == f"ext4lite: {tmp_path / 'none'}: no such file or directory\n"
+
+
+def test_mkfs_fills_an_empty_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``truncate -s 32M image; ext4lite mkfs image`` works as with mke2fs; a file with data needs --force."""
+    image = tmp_path / "i"
+    image.touch()
+    os.truncate(image, 32 << 20)
+    assert run(["mkfs", str(image)]) == 0
+    assert "32.0 MiB" in capsys.readouterr().out
+    assert run(["mkfs", str(image)]) == 6
+    assert run(["mkfs", "--force", "--size", "8M", str(image)]) == 0
+    assert image.stat().st_size == 8 << 20
 
 
 def test_mkfs_is_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
