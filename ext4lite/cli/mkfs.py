@@ -18,7 +18,7 @@ def mkfs(  # noqa: PLR0917 (a command line, not called by position)
         str,
         typer.Option(
             metavar="SIZE",
-            help="Size of the volume, sparse: bytes, or with K, M, G, T. By default that of an existing IMAGE, else 16G.",
+            help="Size of the volume: bytes, or with K, M, G, T. By default that of an existing IMAGE, else 16G.",
         ),
     ] = "",
     uuid: Annotated[str, typer.Option(metavar="UUID", help="UUID of the volume; random by default.")] = "",
