@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pathlib import Path
 from gvx.runtime import base_dir
 
 _TMP = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+_OURS = re.compile(r"gvx-(\d+|demo-.*)")
+"""Names in :data:`_TMP` that the launcher and the demo use."""
 _NAMES = ("gvx-sentry", "gvx-boot", "exe")
 """What gvx-sentry's processes are called; "exe" is one that was started through /proc/self/exe just now."""
 _TCP_LISTEN = "0A"
@@ -36,7 +39,7 @@ class HostState:
 
         Args:
             binary: the gvx-sentry whose processes count, whoever started them.
-            trees: directories whose whole content counts, beside runtime directories and ``gvx-*`` in /tmp.
+            trees: directories whose whole content counts, beside runtime directories and what the launcher and the demo make in /tmp.
         """
         trees = [*trees, base_dir()]
         return cls(
@@ -99,7 +102,7 @@ def _sockets(trees: list[Path]) -> Iterator[str]:
 def _files(trees: list[Path]) -> Iterator[str]:
     for directory in _TMP:
         with contextlib.suppress(OSError):
-            yield from (str(path) for path in directory.iterdir() if path.name.startswith("gvx-"))
+            yield from (str(path) for path in directory.iterdir() if _OURS.fullmatch(path.name))
     for tree in trees:
         for parent, directories, names in os.walk(tree):
             yield from (os.path.join(parent, name) for name in (*directories, *names))  # noqa: PTH118 (many thousands)
