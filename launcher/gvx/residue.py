@@ -39,7 +39,7 @@ class HostState:
 
         Args:
             binary: the gvx-sentry whose processes count, whoever started them.
-            trees: directories whose whole content counts, beside runtime directories and what the launcher and the demo make in /tmp.
+            trees: directories whose whole content counts, beside what the launcher and the demo make in /tmp.
         """
         trees = [*trees, base_dir()]
         return cls(
