@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"syscall"
@@ -504,4 +505,49 @@ func TestHandles(t *testing.T) {
 		t.Errorf("sync of a closed volume: %v", err)
 	}
 	must(t, fs.Close())
+}
+
+// TestUnpackedFilesAreContiguous writes files as an archive is unpacked: one
+// after the other, in pieces of 32 KiB, with their descriptor closed late.
+func TestUnpackedFilesAreContiguous(t *testing.T) {
+	img := mkfsProfile(t, 1<<30)
+	fs := open(t, img, Options{NoDiscard: true})
+	rnd := rand.New(rand.NewPCG(1, 1))
+	piece := make([]byte, 32<<10)
+	var kept []*Inode
+	broken, total := 0, 0
+	for d := range 20 {
+		dir := mkdir(t, fs.Root(), fmt.Sprint(d))
+		for n := range 40 {
+			f := mkfile(t, dir, fmt.Sprint(n), nil)
+			size := 1 + rnd.Int64N(1<<rnd.IntN(21))
+			for off := int64(0); off < size; off += int64(len(piece)) {
+				_, err := f.WriteAt(piece[:min(int64(len(piece)), size-off)], off)
+				must(t, err)
+			}
+			total++
+			if extentsOf(t, f) > 1 {
+				broken++
+			}
+			kept = append(kept, f)
+		}
+		dir.DecRef()
+	}
+	if broken > total/50 {
+		t.Errorf("%d of %d files are not in one piece", broken, total)
+	}
+	big := mkfile(t, fs.Root(), "big", nil)
+	for off := int64(0); off < 100<<20; off += 1 << 20 {
+		_, err := big.WriteAt(make([]byte, 1<<20), off)
+		must(t, err)
+	}
+	if x := extentsOf(t, big); x > 6 {
+		t.Errorf("a file of 100 MiB has %d extents", x)
+	}
+	t.Logf("%d of %d files broken, big file of %d extents", broken, total, extentsOf(t, big))
+	big.DecRef()
+	for _, f := range kept {
+		f.DecRef()
+	}
+	finish(t, fs, img)
 }

@@ -18,7 +18,22 @@ import (
 const profile = "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file," +
 	"dir_nlink,extra_isize,metadata_csum,metadata_csum_seed"
 
-// run runs a tool and gives its output; it fails the test when the tool does.
+func TestMain(m *testing.M) {
+	// Where e2fsprogs live is not in an ordinary user's path.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		panic(err)
+	}
+	// Images in memory where there is room: the tests wait for the disk otherwise.
+	var st syscall.Statfs_t
+	if os.Getenv("TMPDIR") == "" && syscall.Statfs("/dev/shm", &st) == nil && int64(st.Bavail)*st.Bsize > 2<<30 {
+		if err := os.Setenv("TMPDIR", "/dev/shm"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// runTool runs a tool and gives its output; it fails the test when the tool does.
 func runTool(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
