@@ -342,3 +342,36 @@ def test_every_form_of_an_image_gives_the_same_layers(tmp_path: Path) -> None:
     assert result.layers == 5
     assert [image.new_layers for image in result.images] == [5, 0, 0]
     fsck(tmp_path / "all.ext4")
+
+
+def strange_layer(salt: bytes) -> bytes:
+    """Legal as a tar, but not as dockerd likes it."""
+    return make_tar(
+        Entry("twice", salt + b"first"),
+        Entry("twice", b"second, longer"),
+        Entry("hidden", b"before its own whiteout"),
+        Entry(".wh.hidden"),
+        directory("usr/"),
+        symlink("absolute", "/usr"),
+        Entry("absolute/behind", b"an absolute symlink"),
+        directory("d/"),
+        directory("d/"),
+        Entry("d/f", b"1"),
+        Entry("d", b"a file now"),
+    )
+
+
+def test_layers_that_docker_load_refuses_are_saved_as_they_were(tmp_path: Path) -> None:
+    layer = strange_layer(b"")
+    archive = docker_archive(tmp_path / "a.tar", layer, tags=("strange:1",))
+    make_golden([ImageArgument(str(archive))], tmp_path / "g.ext4", size=1 << 30)
+    (tmp_path / "data").mkdir()
+    with HostDocker(tmp_path / "data", volume=tmp_path / "g.ext4") as host:
+        saved = tmp_path / "saved.tar"
+        host.docker("save", "-o", str(saved), "strange:1")
+        with tarfile.open(saved) as tar:
+            (item,) = json.loads(_member(tar, "manifest.json"))
+            assert _member(tar, item["Layers"][0]) == layer
+        other = docker_archive(tmp_path / "b.tar", strange_layer(b"not the "), tags=("other:1",))
+        assert "duplicates of file paths" in host.docker("load", "-i", str(other), check=False).stderr
+    fsck(tmp_path / "g.ext4")
