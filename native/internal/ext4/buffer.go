@@ -38,21 +38,25 @@ type bufferCache struct {
 	blockSize int
 	limit     int // clean, unpinned buffers kept
 
-	mu     sync.Mutex
-	blocks map[uint64]*buffer
-	dirty  map[uint64]*buffer // those of blocks that are dirty
+	mu      sync.Mutex
+	blocks  map[uint64]*buffer
+	dirty   map[uint64]*buffer // those of blocks that are dirty
+	evictAt int                // clean buffers that make the next eviction due
 }
 
 func newBufferCache(dev blockdev.Device, blockSize int, limit int64) *bufferCache {
-	return &bufferCache{dev: dev, blockSize: blockSize, limit: max(int(limit/int64(blockSize)), 16), blocks: map[uint64]*buffer{}, dirty: map[uint64]*buffer{}}
+	n := max(int(limit/int64(blockSize)), 16)
+	return &bufferCache{dev: dev, blockSize: blockSize, limit: n, evictAt: n, blocks: map[uint64]*buffer{}, dirty: map[uint64]*buffer{}}
 }
 
 // get finds or makes the buffer of blk without loading it. c.mu is held.
 func (c *bufferCache) get(blk uint64) *buffer {
 	b := c.blocks[blk]
 	if b == nil {
-		if len(c.blocks)-len(c.dirty) > c.limit {
+		if len(c.blocks)-len(c.dirty) > c.evictAt {
 			c.evict()
+			// Pinned buffers alone may exceed the limit: do not search in vain each time.
+			c.evictAt = max(c.limit, len(c.blocks)-len(c.dirty)+c.limit/4)
 		}
 		b = &buffer{blk: blk}
 		c.blocks[blk] = b
@@ -61,9 +65,10 @@ func (c *bufferCache) get(blk uint64) *buffer {
 	return b
 }
 
-// evict drops clean buffers that were not used for a round, about a quarter. c.mu is held.
+// evict drops clean buffers down to three quarters of the limit, those not used
+// since the last round first. c.mu is held.
 func (c *bufferCache) evict() {
-	want := c.limit / 4
+	want := len(c.blocks) - len(c.dirty) - c.limit*3/4
 	for round := 0; round < 2 && want > 0; round++ {
 		for blk, b := range c.blocks {
 			if b.dirty || b.pin {
