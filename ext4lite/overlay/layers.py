@@ -74,6 +74,8 @@ class LayerApplier:
         self._links: dict[int, int] = {}  # inode → names, for those with more than one
         self._content_of: dict[int, int] = {}  # inode → index of the member whose content it holds
         self._whiteouts: set[int] = set()
+        self._followed: set[int] = set()  # symlinks that lie on the way to some member …
+        self._through: set[int] = set()  # … and indices of the members with content behind any of them
         self._via_symlink = False  # the last member's directory part went through a symlink …
         self._via_absolute = False  # … one that leads elsewhere when the layer is not the root directory
 
@@ -149,11 +151,12 @@ class LayerApplier:
                     if inline is not None:
                         inline.segment(piece)
             self._sizes[ino] = size
-            if inline is None:
-                self._content_of[ino] = index
-                if self._via_absolute:
-                    # dockerd looks contents up by name with the host's root directory, and would leave the layer.
-                    self.stats.superseded.add(index)
+            self._content_of[ino] = index
+            if self._via_symlink:
+                self._through.add(index)
+            if self._via_absolute and inline is None:
+                # dockerd looks contents up by name with the host's root directory, and would leave the layer.
+                self.stats.superseded.add(index)
         sink.close()
         return crc
 
@@ -301,6 +304,7 @@ class LayerApplier:
             kind = None if ino is None else builder.kind(ino)
             if ino is not None and kind == "symlink":
                 followed += 1
+                self._followed.add(ino)
                 self._via_symlink = True
                 if followed > _MAX_SYMLINKS:
                     raise self._error(member, "too many levels of symlinks in the name")
@@ -343,6 +347,8 @@ class LayerApplier:
         index = self._content_of.get(ino)
         if index is not None:
             self.stats.superseded.add(index)
+        if ino in self._followed:
+            self.stats.superseded |= self._through
         names = self._links.get(ino, 1)
         if names > 1:
             self._links[ino] = names - 1

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ext4lite.builder import ImageBuilder, Meta
 from ext4lite.errors import ImageError
 from ext4lite.overlay.layers import LayerApplier, LayerStats, split_again
 from ext4lite.overlay.tarsplit import TarSplitWriter, assemble
-from ext4lite.overlay.tarstream import TarReader
+from ext4lite.overlay.tarstream import TarReader, clean_name
 from ext4lite.volume import Volume
 from support.overlay_samples import MTIME, Entry, directory, hardlink, make_tar, symlink
 
@@ -89,9 +91,9 @@ def apply(directory_: Path, tar: bytes) -> Applied:
 
 
 def _follow(tree: dict[bytes, Node], name: bytes) -> bytes:
-    """The content under a name as dockerd finds it: by path, through relative symlinks."""
+    """The content under a name as dockerd finds it: cleaned, then by path, through relative symlinks."""
     parts: list[bytes] = []
-    for part in name.split(b"/"):
+    for part in clean_name(name).split(b"/"):
         if part == b"..":
             parts.pop()
         elif part not in (b"", b"."):
@@ -374,3 +376,29 @@ def test_large_contents_cross_chunks(tmp_path: Path) -> None:
     with Volume.open(path) as volume:
         assert b"".join(volume.chunks(volume.lookup("big") or 0)) == big
         assert b"".join(volume.chunks(volume.lookup("after") or 0)) == b"1"
+
+
+NAMES = st.sampled_from(["a", "b", "a/b", "a/c", "b/a/c", "./a", "/b", "a/../b"])
+ENTRIES = st.one_of(
+    st.builds(Entry, NAMES, st.binary(max_size=20)),
+    st.builds(directory, NAMES),
+    st.builds(symlink, NAMES, st.sampled_from(["a", "../b", "/a/b", "gone"])),
+    st.builds(hardlink, NAMES, NAMES),
+    st.builds(lambda name: Entry(f"{name.rpartition('/')[0] or '.'}/.wh.{name.rpartition('/')[2]}"), NAMES),
+    st.builds(lambda name: Entry(f"{name}/.wh..wh..opq"), NAMES),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ENTRIES, max_size=9))
+def test_any_order_of_entries_is_refused_or_comes_back(tmp_path: Path, entries: list[Entry]) -> None:
+    """Whatever replaces whatever: a clear refusal, or a consistent tree from which the same tar can be made again."""
+    try:
+        layer = apply(tmp_path, make_tar(*entries))
+    except ImageError as error:
+        assert str(error).startswith("layer: ")
+        return
+    nodes = {node.ino: node for path, node in layer.tree.items() if path and node.kind in ("file", "symlink")}
+    assert layer.stats.size == sum(len(node.content) for node in nodes.values())
+    for node in nodes.values():
+        assert node.nlink == sum(1 for other in layer.tree.values() if other.ino == node.ino)
