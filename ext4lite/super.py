@@ -12,6 +12,7 @@ from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
 
 _MAX_LOG_BLOCK_SIZE = 6
+_MAX_LOG_CLUSTER_RATIO = 20
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Super:
     compat: int
     incompat: int
     ro_compat: int
+    cluster_size: int
+    """Bytes of the unit of allocation: a block, or more with bigalloc."""
     seed: int
     """Seed of metadata checksums (only with :attr:`metadata_csum`)."""
 
@@ -120,8 +123,6 @@ def parse_super(data: bytes, file_size: int, where: str) -> Super:
     if unknown:
         names = ", ".join(c.feature_names(unknown, c.INCOMPAT, "I"))
         raise Unsupported(f"the volume uses features that this version does not know: {names}", where=where)
-    if ro_compat & c.RO_BIGALLOC:
-        raise Unsupported("the volume uses bigalloc", where=where)
 
     def require(condition: bool, what: str) -> None:
         if not condition:
@@ -132,9 +133,20 @@ def parse_super(data: bytes, file_size: int, where: str) -> Super:
     wide = bool(incompat & c.INCOMPAT_64BIT)
     blocks = sb.s_blocks_count_lo | (sb.s_blocks_count_hi << 32 if wide else 0)
     first = sb.s_first_data_block
-    require(first == (1 if block_size == 1024 else 0), f"first data block {first}")
+    clusters = bool(ro_compat & c.RO_BIGALLOC)
+    require(first == (1 if block_size == 1024 and not clusters else 0), f"first data block {first}")
     require(first < blocks, f"{blocks} blocks")
-    require(0 < sb.s_blocks_per_group <= 8 * block_size, f"{sb.s_blocks_per_group} blocks a group")
+    ratio = 0  # blocks a cluster, as a power of 2
+    if clusters:
+        ratio = sb.s_log_cluster_size - sb.s_log_block_size
+        require(0 <= ratio <= _MAX_LOG_CLUSTER_RATIO, f"cluster size 1024 << {sb.s_log_cluster_size} is out of range")
+        per_group = sb.s_clusters_per_group
+        require(
+            0 < per_group <= 8 * block_size and per_group << ratio == sb.s_blocks_per_group,
+            f"{per_group} clusters and {sb.s_blocks_per_group} blocks a group",
+        )
+    else:
+        require(0 < sb.s_blocks_per_group <= 8 * block_size, f"{sb.s_blocks_per_group} blocks a group")
     require(0 < sb.s_inodes_per_group <= 8 * block_size, f"{sb.s_inodes_per_group} inodes a group")
     inode_size = 128 if sb.s_rev_level == 0 else sb.s_inode_size
     require(128 <= inode_size <= block_size and inode_size & inode_size - 1 == 0, f"inode size {inode_size}")
@@ -170,5 +182,6 @@ def parse_super(data: bytes, file_size: int, where: str) -> Super:
         compat,
         incompat,
         ro_compat,
+        block_size << ratio,
         seed,
     )

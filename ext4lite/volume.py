@@ -161,10 +161,13 @@ class Volume:
         where = self._at(f"group {group}")
         per_block = self.block_size // sb.desc_size
         table_block, index = divmod(group, per_block)
-        block = self.first_data_block + 1 + table_block
+        super_block = c.SUPERBLOCK_OFFSET // self.block_size
+        block = super_block + 1 + table_block
         if sb.incompat & c.INCOMPAT_META_BG and table_block >= sb.raw.s_first_meta_bg:
             first = table_block * per_block
             block = sb.group_first(first) + self.has_super(first)
+            if first == 0 and self.first_data_block < super_block:
+                block += 1  # bigalloc with blocks of 1 KiB: block 0 belongs to the group, too
         raw = self._metadata(block * self.block_size + index * sb.desc_size, sb.desc_size, where)
         desc = GroupDesc.unpack(raw if sb.desc_size >= GroupDesc.SIZE else raw + bytes(GroupDesc.SIZE - len(raw)))
         if self._seed is not None:
@@ -322,7 +325,7 @@ class Volume:
         if record.type != c.S_IFLNK:
             return False
         i = record.fields
-        own = self.block_size // 512 if record.file_acl else 0
+        own = self.super.cluster_size // 512 if record.file_acl else 0
         return i.i_blocks_lo - own == 0
 
     def readlink(self, ino: int) -> bytes:

@@ -158,6 +158,7 @@ INCOMPAT_EA_INODE = 0x400
 INCOMPAT_CSUM_SEED = 0x2000
 INCOMPAT_LARGE_DIR = 0x4000
 INCOMPAT_INLINE_DATA = 0x8000
+INCOMPAT_CASEFOLD = 0x20000
 RO_SPARSE_SUPER = 0x1
 RO_LARGE_FILE = 0x2
 RO_HUGE_FILE = 0x8
@@ -184,6 +185,7 @@ READ_INCOMPAT = (
     | INCOMPAT_CSUM_SEED
     | INCOMPAT_LARGE_DIR
     | INCOMPAT_INLINE_DATA
+    | INCOMPAT_CASEFOLD
 )
 # What the runtime's driver may write to, and what it can at least read (native/internal/ext4/feature.go has the same
 # masks).

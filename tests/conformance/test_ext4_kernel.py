@@ -52,6 +52,9 @@ def test_reads_what_mke2fs_and_the_kernel_make(tmp_path: Path, kind: str, block_
         "-t ext4 -O sparse_super2 -b 1024",
         "-t ext4 -O ^sparse_super,^resize_inode -b 1024",
         "-t ext4 -O large_dir,^dir_index",
+        "-t ext4 -O bigalloc -C 16384",
+        "-t ext4 -O bigalloc -C 8192 -b 1024",
+        "-t ext4 -O bigalloc,meta_bg,^resize_inode -C 4096 -b 1024",
         "-t ext4 -O metadata_csum_seed,orphan_file",
         "-t ext4 -E hash_seed=11111111-2222-3333-4444-555555555555,nodiscard -G 4 -g 1024 -b 1024",
     ],
@@ -109,8 +112,9 @@ def test_reads_unwritten_extents_as_zeros(tmp_path: Path) -> None:
     assert_same(ours(image), expected)
 
 
-def test_reads_64_kib_blocks(tmp_path: Path) -> None:
-    """No kernel with 4 KiB pages mounts these: mke2fs fills the image, and the tree it was filled from is the judge."""
+@pytest.mark.parametrize("options", ["-b 65536 -O ^has_journal", "-O casefold", "-b 8192 -O casefold,large_dir"])
+def test_reads_what_this_kernel_may_not_mount(tmp_path: Path, options: str) -> None:
+    """Large blocks or Unicode tables: mke2fs fills the image, and the tree it was filled from is the judge."""
     tree = tmp_path / "tree"
     tree.mkdir()
     for i in range(3000):
@@ -123,16 +127,13 @@ def test_reads_64_kib_blocks(tmp_path: Path) -> None:
         "-F",
         "-t",
         "ext4",
-        "-b",
-        "65536",
-        "-O",
-        "^has_journal",
+        *options.split(),
         "-E",
         "lazy_itable_init=1,nodiscard",
         "-d",
         tree,
         image,
-        "400M",
+        "400M" if "65536" in options else "40M",
     )
     expected = kernel_manifest(tree)
     got = ours(image)
