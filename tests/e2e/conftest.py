@@ -109,16 +109,16 @@ def user() -> Iterator[User]:
 
 
 @pytest.fixture
-def nothing_left(user: User) -> Iterator[Callable[..., None]]:
+def nothing_left(user: User) -> Iterator[Callable[[], None]]:
     """Fail the test if it leaves anything on the host. Returns a function that checks at once.
 
-    ``strict``: anybody's new mounts count, not only those that have to do with us (other tests may run beside these).
+    Of mounts, those count that have to do with us: other tests may run beside these.
     """
     before = user.look()
 
-    def check(strict: bool = False) -> None:
+    def check() -> None:
         left = left_behind(before, user.look)
-        left = [line for line in left if strict or "gvx" in line or not line.startswith("mounts: ")]
+        left = [line for line in left if "gvx" in line or not line.startswith("mounts: ")]
         assert not left, left
 
     yield check

@@ -179,7 +179,7 @@ def start_published(user: User, name: str) -> tuple[subprocess.Popen[bytes], Pat
     return process, path
 
 
-def test_a_killed_launcher_leaves_nothing(user: User, nothing_left: Callable[..., None]) -> None:
+def test_a_killed_launcher_leaves_nothing(user: User, nothing_left: Callable[[], None]) -> None:
     process, path = start_published(user, "launcher")
     process.kill()
     process.communicate(timeout=10)
@@ -187,7 +187,7 @@ def test_a_killed_launcher_leaves_nothing(user: User, nothing_left: Callable[...
     nothing_left()
 
 
-def test_a_killed_supervisor_leaves_nothing(user: User, nothing_left: Callable[..., None]) -> None:
+def test_a_killed_supervisor_leaves_nothing(user: User, nothing_left: Callable[[], None]) -> None:
     process, path = start_published(user, "supervisor")
     os.kill(descendants(process.pid)[0], signal.SIGKILL)
     _, stderr = process.communicate(timeout=10)
@@ -197,7 +197,7 @@ def test_a_killed_supervisor_leaves_nothing(user: User, nothing_left: Callable[.
     nothing_left()
 
 
-def test_a_killed_sentry_leaves_nothing(user: User, nothing_left: Callable[..., None]) -> None:
+def test_a_killed_sentry_leaves_nothing(user: User, nothing_left: Callable[[], None]) -> None:
     process, path = start_published(user, "sentry")
     os.kill(descendants(process.pid)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=10)
@@ -298,13 +298,6 @@ def _answer_once(server: socket.socket) -> None:
     connection, _ = server.accept()
     with connection:
         connection.sendall(b"host")
-
-
-def test_twenty_short_episodes_leave_the_host_as_it_was(user: User, nothing_left: Callable[..., None]) -> None:
-    for number in range(20):
-        done = user.sh(f"echo {number}", "-p", f"unix:{user.home}/twenty.sock:80")
-        assert (done.returncode, done.stdout) == (0, f"{number}\n"), done.stderr
-    nothing_left(strict=True)
 
 
 def test_an_image_by_path_and_by_digest(user: User) -> None:

@@ -130,7 +130,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_program_takes_its_sandbox_along(user: User, nothing_left: Callable[..., None], end: signal.Signals) -> None:
+def test_a_program_takes_its_sandbox_along(user: User, nothing_left: Callable[[], None], end: signal.Signals) -> None:
     code = "box = Sandbox(sh('echo ready; sleep 1000')); box.start(); box.wait()"
     process = user.popen(user.ordinary.python, "-c", HEAD + code)
     assert process.stdout is not None

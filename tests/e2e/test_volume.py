@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from e2e.conftest import User, is_root, wait_for
 
+from gvx.residue import left_behind
+
 pytestmark = [pytest.mark.sentry, pytest.mark.images, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
 
 WALK = r"""
@@ -314,3 +316,18 @@ def test_two_volumes_at_once(user: User, volume: Path) -> None:
         assert "/b" in manifest(user, second)
     finally:
         second.unlink()
+
+
+def test_twenty_episodes_leave_the_host_as_it_was(user: User, volume: Path) -> None:
+    before = user.look()
+    socket = user.home / "twenty.sock"
+    for number in range(20):
+        done = user.launch(
+            *("run", "--mount", f"src={volume},dst=/v", "-p", f"unix:{socket}:80", "--entrypoint", "", "docker:dind"),
+            *("sh", "-c", f"echo {number} > /v/{number}; ls /v"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.split()) == number + 2  # and lost+found
+    assert_clean(volume)
+    left = left_behind(before, user.look, patience=30)  # the whole mount table, which may be others' for a while
+    assert not left, left
