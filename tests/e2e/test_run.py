@@ -183,7 +183,7 @@ def test_a_killed_launcher_leaves_nothing(user: User, nothing_left: Callable[[],
     process, path = start_published(user, "launcher")
     process.kill()
     process.communicate(timeout=10)
-    wait_for(lambda: not path.exists() and not running(user.sentry), 2)
+    wait_for(lambda: not path.exists() and not running(user.sentry), 10)
     nothing_left()
 
 

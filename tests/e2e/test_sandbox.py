@@ -137,7 +137,7 @@ def test_a_program_takes_its_sandbox_along(user: User, nothing_left: Callable[[]
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(end)
     process.communicate(timeout=20)
-    wait_for(lambda: not running(user.sentry), 3)
+    wait_for(lambda: not running(user.sentry), 10)
     nothing_left()
 
 
@@ -152,7 +152,7 @@ def test_what_was_left_by_both_being_killed_is_swept_up(user: User) -> None:
     os.kill(int(pid), signal.SIGKILL)
     process.kill()
     process.communicate(timeout=20)
-    wait_for(lambda: not running(user.sentry), 3)
+    wait_for(lambda: not running(user.sentry), 10)
     assert left.is_dir()
     os.utime(left, (time.time() - 3600,) * 2)
     assert user.sh("true").returncode == 0
