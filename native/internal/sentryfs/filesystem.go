@@ -70,7 +70,7 @@ func (fs *filesystem) step(ctx context.Context, rp *vfs.ResolvingPath, d *dentry
 	return child, false, nil
 }
 
-// walkParent resolves all but the last component of rp to a directory, without checking that it may be searched.
+// walkParent resolves all but the last component of rp to a directory that may be searched.
 //
 // Preconditions: fs.mu is held; !rp.Done().
 func (fs *filesystem) walkParent(ctx context.Context, rp *vfs.ResolvingPath, d *dentry) (*dentry, error) {
@@ -84,7 +84,7 @@ func (fs *filesystem) walkParent(ctx context.Context, rp *vfs.ResolvingPath, d *
 	if !d.inode.isDir() {
 		return nil, linuxerr.ENOTDIR
 	}
-	return d, nil
+	return d, d.inode.checkPermissions(rp.Credentials(), vfs.MayExec)
 }
 
 // resolve resolves rp to an existing file.
@@ -154,10 +154,10 @@ func (fs *filesystem) modify(ctx context.Context, rp *vfs.ResolvingPath, fn func
 	})
 }
 
-// createAt checks that rp may be created, and has create do so. Compare Linux's fs/namei.c:filename_create().
+// createAt checks that rp may be created, and has create do so; allowed, where not nil, is asked before write permission is. Compare Linux's fs/namei.c:filename_create().
 //
 // Preconditions: !rp.Done(); the last component is not to be followed when it is a symbolic link.
-func (fs *filesystem) createAt(ctx context.Context, rp *vfs.ResolvingPath, dir bool, create func(parent *dentry, name string) error) error {
+func (fs *filesystem) createAt(ctx context.Context, rp *vfs.ResolvingPath, dir bool, allowed func() error, create func(parent *dentry, name string) error) error {
 	defer fs.trim(ctx)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -165,10 +165,7 @@ func (fs *filesystem) createAt(ctx context.Context, rp *vfs.ResolvingPath, dir b
 	if err != nil {
 		return err
 	}
-	// The order of checks matters: search permission, existence, then whether the mount is writable.
-	if err := parent.inode.checkPermissions(rp.Credentials(), vfs.MayExec); err != nil {
-		return err
-	}
+	// The order of checks matters: existence, then whether the mount is writable, then write permission.
 	name := rp.Component()
 	if name == "." || name == ".." {
 		return linuxerr.EEXIST
@@ -192,6 +189,11 @@ func (fs *filesystem) createAt(ctx context.Context, rp *vfs.ResolvingPath, dir b
 		return err
 	}
 	defer mnt.EndWrite()
+	if allowed != nil {
+		if err := allowed(); err != nil {
+			return err
+		}
+	}
 	if err := parent.inode.checkPermissions(rp.Credentials(), vfs.MayWrite); err != nil {
 		return err
 	}
@@ -326,22 +328,21 @@ func (fs *filesystem) GetParentDentryAt(ctx context.Context, rp *vfs.ResolvingPa
 
 // LinkAt implements vfs.FilesystemImpl.LinkAt.
 func (fs *filesystem) LinkAt(ctx context.Context, rp *vfs.ResolvingPath, vd vfs.VirtualDentry) error {
-	return fs.createAt(ctx, rp, false, func(parent *dentry, name string) error {
+	var i *inode
+	allowed := func() error {
 		if rp.Mount() != vd.Mount() {
-			return linuxerr.EXDEV
+			return linuxerr.EXDEV // vd may be of another file system type altogether
 		}
-		i := vd.Dentry().Impl().(*dentry).inode
-		if i.isDir() {
-			return linuxerr.EPERM
-		}
+		i = vd.Dentry().Impl().(*dentry).inode
 		a := i.ei.Attr()
-		if a.Flags&(ext4.FlagAppend|ext4.FlagImmutable) != 0 {
+		return vfs.MayLink(auth.CredentialsFromContext(ctx), linux.FileMode(a.Mode), i.acl().access, auth.KUID(a.UID), auth.KGID(a.GID))
+	}
+	return fs.createAt(ctx, rp, false, allowed, func(parent *dentry, name string) error {
+		a := i.ei.Attr()
+		switch {
+		case i.isDir(), a.Flags&(ext4.FlagAppend|ext4.FlagImmutable) != 0:
 			return linuxerr.EPERM
-		}
-		if err := vfs.MayLink(auth.CredentialsFromContext(ctx), linux.FileMode(a.Mode), i.acl().access, auth.KUID(a.UID), auth.KGID(a.GID)); err != nil {
-			return err
-		}
-		if a.Nlink == 0 && !i.tmpfile.Load() {
+		case a.Nlink == 0 && !i.tmpfile.Load():
 			return linuxerr.ENOENT
 		}
 		if err := parent.inode.ei.Link(name, i.ei); err != nil {
@@ -356,7 +357,7 @@ func (fs *filesystem) LinkAt(ctx context.Context, rp *vfs.ResolvingPath, vd vfs.
 
 // MkdirAt implements vfs.FilesystemImpl.MkdirAt.
 func (fs *filesystem) MkdirAt(ctx context.Context, rp *vfs.ResolvingPath, opts vfs.MkdirOptions) error {
-	return fs.createAt(ctx, rp, true, func(parent *dentry, name string) error {
+	return fs.createAt(ctx, rp, true, nil, func(parent *dentry, name string) error {
 		n, lists := newInode(rp.Credentials(), parent.inode, linux.S_IFDIR|opts.Mode.Permissions()|opts.Mode&linux.S_ISVTX)
 		_, err := fs.create(ctx, parent, name, n, lists, nil)
 		return err
@@ -365,7 +366,7 @@ func (fs *filesystem) MkdirAt(ctx context.Context, rp *vfs.ResolvingPath, opts v
 
 // MknodAt implements vfs.FilesystemImpl.MknodAt.
 func (fs *filesystem) MknodAt(ctx context.Context, rp *vfs.ResolvingPath, opts vfs.MknodOptions) error {
-	return fs.createAt(ctx, rp, false, func(parent *dentry, name string) error {
+	return fs.createAt(ctx, rp, false, nil, func(parent *dentry, name string) error {
 		switch opts.Mode.FileType() {
 		case linux.S_IFREG, linux.S_IFIFO, linux.S_IFBLK, linux.S_IFCHR, linux.S_IFSOCK:
 		default:
@@ -380,7 +381,7 @@ func (fs *filesystem) MknodAt(ctx context.Context, rp *vfs.ResolvingPath, opts v
 
 // SymlinkAt implements vfs.FilesystemImpl.SymlinkAt.
 func (fs *filesystem) SymlinkAt(ctx context.Context, rp *vfs.ResolvingPath, target string) error {
-	return fs.createAt(ctx, rp, false, func(parent *dentry, name string) error {
+	return fs.createAt(ctx, rp, false, nil, func(parent *dentry, name string) error {
 		n, lists := newInode(rp.Credentials(), parent.inode, linux.S_IFLNK|0o777)
 		n.Target = target
 		_, err := fs.create(ctx, parent, name, n, lists, nil)
@@ -439,9 +440,6 @@ func (fs *filesystem) lookupOrCreate(ctx context.Context, rp *vfs.ResolvingPath,
 	for {
 		parent, err := fs.walkParent(ctx, rp, start)
 		if err != nil {
-			return nil, false, err
-		}
-		if err := parent.inode.checkPermissions(rp.Credentials(), vfs.MayExec); err != nil {
 			return nil, false, err
 		}
 		if rp.MustBeDir() {
@@ -531,6 +529,9 @@ func (d *dentry) open(ctx context.Context, rp *vfs.ResolvingPath, opts *vfs.Open
 	ats := vfs.AccessTypesForOpenFlags(opts)
 	i := d.inode
 	a := i.ei.Attr()
+	if i.isDir() && (opts.Flags&linux.O_CREAT != 0 || ats.MayWrite()) {
+		return nil, linuxerr.EISDIR
+	}
 	if !fresh {
 		if err := i.checkPermissions(rp.Credentials(), ats); err != nil {
 			return nil, err
@@ -543,9 +544,6 @@ func (d *dentry) open(ctx context.Context, rp *vfs.ResolvingPath, opts *vfs.Open
 	case linux.S_IFREG:
 		return d.openRegular(ctx, rp, opts, fresh)
 	case linux.S_IFDIR:
-		if opts.Flags&linux.O_CREAT != 0 || ats.MayWrite() {
-			return nil, linuxerr.EISDIR
-		}
 		if opts.Flags&linux.O_DIRECT != 0 {
 			return nil, linuxerr.EINVAL
 		}
@@ -610,9 +608,6 @@ func (fs *filesystem) removeAt(ctx context.Context, rp *vfs.ResolvingPath, dir b
 	if err != nil {
 		return err
 	}
-	if err := parent.inode.checkPermissions(rp.Credentials(), vfs.MayWrite|vfs.MayExec); err != nil {
-		return err
-	}
 	name := rp.Component()
 	switch {
 	case dir && name == ".":
@@ -626,6 +621,11 @@ func (fs *filesystem) removeAt(ctx context.Context, rp *vfs.ResolvingPath, dir b
 	case parent.dead.Load():
 		return linuxerr.ENOENT
 	}
+	mnt := rp.Mount()
+	if err := mnt.CheckBeginWrite(); err != nil {
+		return err
+	}
+	defer mnt.EndWrite()
 	child, err := parent.lookup(name)
 	if err != nil {
 		return err
@@ -641,11 +641,6 @@ func (fs *filesystem) removeAt(ctx context.Context, rp *vfs.ResolvingPath, dir b
 	case !dir && rp.MustBeDir():
 		return linuxerr.ENOTDIR
 	}
-	mnt := rp.Mount()
-	if err := mnt.CheckBeginWrite(); err != nil {
-		return err
-	}
-	defer mnt.EndWrite()
 	vfsObj := rp.VirtualFilesystem()
 	mntns := vfs.MountNamespaceFromContext(ctx)
 	defer mntns.DecRef(ctx)
@@ -720,11 +715,6 @@ func (fs *filesystem) RenameAt(ctx context.Context, rp *vfs.ResolvingPath, oldPa
 	}
 	// The order of checks is that of Linux's fs/namei.c:do_renameat2() and vfs_rename(). A mount point is renamed itself, not
 	// what is mounted on it: no rp.CheckMount.
-	for _, d := range []*dentry{oldParent, newParent} {
-		if err := d.inode.checkPermissions(creds, vfs.MayExec); err != nil {
-			return err
-		}
-	}
 	renamed, err := oldParent.lookup(oldName)
 	if err != nil {
 		return err
@@ -796,16 +786,15 @@ func (fs *filesystem) RenameAt(ctx context.Context, rp *vfs.ResolvingPath, oldPa
 // mayRename checks that creds may take renamed from its place, and replaced too where there is one, and that their types agree.
 // Whether a directory that is to be replaced is empty is ext4's to see.
 func (fs *filesystem) mayRename(creds *auth.Credentials, oldParent, newParent, renamed, replaced *dentry, exchange bool) error {
-	for _, d := range []*dentry{oldParent, newParent} {
-		if err := d.inode.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
-			return err
-		}
-	}
 	if err := oldParent.inode.mayDelete(creds, renamed.inode); err != nil {
 		return err
 	}
 	moving := []*dentry{renamed}
-	if replaced != nil {
+	if replaced == nil {
+		if err := newParent.inode.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
+			return err
+		}
+	} else {
 		if err := newParent.inode.mayDelete(creds, replaced.inode); err != nil {
 			return err
 		}

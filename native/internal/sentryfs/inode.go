@@ -161,8 +161,11 @@ func (i *inode) checkPermissions(creds *auth.Credentials, ats vfs.AccessTypes) e
 	return vfs.GenericCheckPermissions(creds, ats, linux.FileMode(a.Mode), i.acl().access, auth.KUID(a.UID), auth.KGID(a.GID))
 }
 
-// mayDelete checks that creds may remove child from directory i.
+// mayDelete checks that creds may remove child from directory i (Linux's fs/namei.c:may_delete() but for types).
 func (i *inode) mayDelete(creds *auth.Credentials, child *inode) error {
+	if err := i.checkPermissions(creds, vfs.MayWrite|vfs.MayExec); err != nil {
+		return err
+	}
 	d, c := i.ei.Attr(), child.ei.Attr()
 	if (d.Flags|c.Flags)&(ext4.FlagAppend|ext4.FlagImmutable) != 0 {
 		return linuxerr.EPERM
@@ -211,17 +214,6 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 	if stat.Mask&^settable != 0 {
 		return linuxerr.EPERM
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	a := i.ei.Attr()
-	if a.Flags&ext4.FlagImmutable != 0 || a.Flags&ext4.FlagAppend != 0 && stat.Mask&(linux.STATX_MODE|linux.STATX_UID|linux.STATX_GID|linux.STATX_SIZE) != 0 {
-		return linuxerr.EPERM
-	}
-	lists := i.acl()
-	if err := vfs.CheckSetStat(ctx, creds, opts, linux.FileMode(a.Mode), lists.access, auth.KUID(a.UID), auth.KGID(a.GID)); err != nil {
-		return err
-	}
-	set := ext4.SetAttr{Mode: a.Mode &^ linux.S_IFMT}
 	if stat.Mask&linux.STATX_SIZE != 0 {
 		switch {
 		case i.isDir():
@@ -229,6 +221,27 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 		case !i.isRegular() || stat.Size > math.MaxInt64:
 			return linuxerr.EINVAL
 		}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	a := i.ei.Attr()
+	if a.Flags&ext4.FlagImmutable != 0 || a.Flags&ext4.FlagAppend != 0 && stat.Mask&(linux.STATX_MODE|linux.STATX_UID|linux.STATX_GID|linux.STATX_SIZE) != 0 {
+		return linuxerr.EPERM
+	}
+	lists := i.acl()
+	if stat.Mask&linux.STATX_GID != 0 && stat.GID == a.GID && auth.KUID(a.UID) == creds.EffectiveKUID {
+		// An owner may give a file the group it has; CheckSetStat would ask him to be a member.
+		checked := *opts
+		checked.Stat.Mask &^= linux.STATX_GID
+		if err := vfs.CheckSetStat(ctx, creds, &checked, linux.FileMode(a.Mode), lists.access, auth.KUID(a.UID), auth.KGID(a.GID)); err != nil {
+			return err
+		}
+		stat.Mode = checked.Stat.Mode // without a set-group-ID bit he may not set
+	} else if err := vfs.CheckSetStat(ctx, creds, opts, linux.FileMode(a.Mode), lists.access, auth.KUID(a.UID), auth.KGID(a.GID)); err != nil {
+		return err
+	}
+	set := ext4.SetAttr{Mode: a.Mode &^ linux.S_IFMT}
+	if stat.Mask&linux.STATX_SIZE != 0 {
 		if err := i.truncateLocked(int64(stat.Size)); err != nil {
 			return err
 		}
@@ -261,9 +274,9 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 	if opts.ClearPrivs {
 		// chown takes the bits from everyone, a truncation only from those who could not set them.
 		keep := stat.Mask&(linux.STATX_UID|linux.STATX_GID) == 0 && creds.HasRootCapability(linux.CAP_FSETID)
-		if m := uint16(vfs.ClearSUIDAndSGID(uint32(set.Mode) | uint32(i.fileType))); m&^linux.S_IFMT != set.Mode && !keep {
+		if m := i.dropSetID(creds, set.Mode, auth.KUID(a.UID), auth.KGID(a.GID)); m != set.Mode && !keep {
 			set.Mask |= ext4.SetMode
-			set.Mode = m &^ linux.S_IFMT
+			set.Mode = m
 		}
 		if err := i.killCaps(); err != nil {
 			return err
@@ -306,13 +319,30 @@ func (i *inode) setStat(ctx context.Context, creds *auth.Credentials, opts *vfs.
 	return nil
 }
 
-// killPrivs takes file capabilities away, as every write does, and set-user-ID and set-group-ID unless the writer is privileged
-// (Linux's fs/attr.c:setattr_should_drop_suidgid()). i.mu is held.
+// dropSetID is mode without the bits that a change by creds takes from a file of that owner: set-user-ID, and set-group-ID where the
+// group may execute or creds is no member of it (Linux's fs/attr.c:setattr_should_drop_sgid()). Directories keep theirs.
+func (i *inode) dropSetID(creds *auth.Credentials, mode uint16, kuid auth.KUID, kgid auth.KGID) uint16 {
+	if i.isDir() {
+		return mode
+	}
+	mode &^= linux.S_ISUID
+	if mode&linux.ModeGroupExec != 0 || !creds.InGroup(kgid) && !creds.HasCapabilityOnFile(linux.CAP_FSETID, kuid, kgid) {
+		mode &^= linux.S_ISGID
+	}
+	return mode
+}
+
+// killPrivs takes file capabilities away, as every write does, and set-user-ID and set-group-ID unless the writer is privileged.
+// i.mu is held.
 func (i *inode) killPrivs(ctx context.Context) error {
-	mode := uint32(i.ei.Attr().Mode)
-	if m := vfs.ClearSUIDAndSGID(mode); m != mode && !auth.CredentialsFromContext(ctx).HasRootCapability(linux.CAP_FSETID) {
-		if err := i.ei.SetAttr(ext4.SetAttr{Mask: ext4.SetMode, Mode: uint16(m) &^ linux.S_IFMT}); err != nil {
-			return toErr(err)
+	a := i.ei.Attr()
+	if a.Mode&(linux.S_ISUID|linux.S_ISGID) != 0 {
+		creds := auth.CredentialsFromContext(ctx)
+		mode := a.Mode &^ linux.S_IFMT
+		if m := i.dropSetID(creds, mode, auth.KUID(a.UID), auth.KGID(a.GID)); m != mode && !creds.HasRootCapability(linux.CAP_FSETID) {
+			if err := i.ei.SetAttr(ext4.SetAttr{Mask: ext4.SetMode, Mode: m}); err != nil {
+				return toErr(err)
+			}
 		}
 	}
 	return i.killCaps()

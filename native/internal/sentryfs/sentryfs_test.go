@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/pkg/abi/linux"
 	"gvisor.dev/gvisor/pkg/errors/linuxerr"
 	"gvisor.dev/gvisor/pkg/hostarch"
+	"gvisor.dev/gvisor/pkg/sentry/fsimpl/tmpfs"
 	"gvisor.dev/gvisor/pkg/sentry/memmap"
 	"gvisor.dev/gvisor/pkg/sentry/vfs"
 	"gvisor.dev/gvisor/pkg/usermem"
@@ -27,12 +28,21 @@ func TestNamespace(t *testing.T) {
 		t.Errorf("a second name: %+v", st)
 	}
 	e.want(e.link("/a/b", "/a/h"), unix.EPERM, "link of a directory")
+	mnt, err := e.vfs.MountAt(e.ctx, e.creds, "tmpfs", e.at("/a/b"), tmpfs.Name, &vfs.MountOptions{GetFilesystemOptions: vfs.GetFilesystemOptions{InternalMount: true}})
+	e.ok(err)
+	e.want(e.link("/a/b", "/a/h"), unix.EXDEV, "link of another file system's root")
+	e.want(e.rmdir("/a/b"), unix.EBUSY, "rmdir of a mount point")
+	e.want(e.rename("/a/b", "/a/h", 0), unix.EBUSY, "rename of a mount point")
+	e.ok(e.mkdir("/a/b/in tmpfs", 0o755))
+	mnt.IncRef()
+	e.ok(e.vfs.UmountAt(e.ctx, e.creds, e.at("/a/b"), &vfs.UmountOptions{Flags: linux.MNT_DETACH}))
+	mnt.DecRef(e.ctx)
 	e.ok(e.symlink("../a/f", "/a/s"))
 	e.same("/a/s", []byte("hello"))
 	if target, err := e.vfs.ReadlinkAt(e.ctx, e.creds, e.at("/a/s")); err != nil || target != "../a/f" {
 		t.Errorf("readlink: %q, %v", target, err)
 	}
-	_, err := e.vfs.OpenAt(e.ctx, e.creds, e.at("/a/s"), &vfs.OpenOptions{Flags: linux.O_NOFOLLOW})
+	_, err = e.vfs.OpenAt(e.ctx, e.creds, e.at("/a/s"), &vfs.OpenOptions{Flags: linux.O_NOFOLLOW})
 	e.want(err, unix.ELOOP, "open of a symlink with O_NOFOLLOW")
 	e.ok(e.mknod("/a/null", linux.S_IFCHR|0o666, 1, 3))
 	if st := e.stat("/a/null"); st.RdevMajor != 1 || st.RdevMinor != 3 || st.Mode != linux.S_IFCHR|0o666 {
