@@ -3,10 +3,24 @@ module gvx.dev/gvx/native
 go 1.26.3
 
 require (
-	github.com/erofs/go-erofs v0.3.1 // indirect
-	github.com/google/go-containerregistry v0.22.1 // indirect
-	github.com/klauspost/compress v1.20.4 // indirect
-	github.com/opencontainers/runtime-spec v1.2.1 // indirect
-	golang.org/x/sys v0.50.0 // indirect
-	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237 // indirect
+	github.com/erofs/go-erofs v0.3.1
+	github.com/google/go-containerregistry v0.22.1
+	github.com/klauspost/compress v1.20.4
+	github.com/opencontainers/runtime-spec v1.2.1
+	golang.org/x/sys v0.50.0
+	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237
+)
+
+require (
+	github.com/cenkalti/backoff v2.2.1+incompatible // indirect
+	github.com/google/btree v1.1.2 // indirect
+	github.com/moby/sys/capability v0.4.0 // indirect
+	github.com/mohae/deepcopy v0.0.0-20170308212314-bb9b5e7adda9 // indirect
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
+	golang.org/x/exp v0.0.0-20250711185948-6ae5c78190dc // indirect
+	golang.org/x/mod v0.39.0 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+	golang.org/x/time v0.15.0 // indirect
+	google.golang.org/protobuf v1.36.11 // indirect
 )
