@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 
 _CHUNK = 1 << 16
+_FOREGROUND_MS = 200
+"""How often to look whether we are in the foreground again, while somebody types for others."""
 
 
 class Relays:
@@ -71,6 +74,14 @@ def _thread(action: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def _in_background_of(fd: int) -> bool:
+    """Whether ``fd`` is our controlling terminal and another process group has it (``gvx-launch run … &``)."""
+    try:
+        return os.isatty(fd) and os.tcgetpgrp(fd) != os.getpgrp()
+    except OSError:  # a terminal, but not our controlling one
+        return False
+
+
 def _copy_in(source: int, writer: int, stop: int) -> None:
     """Copy until ``source`` ends, the guest closes its stdin, or ``stop`` is closed on the other side."""
     poller = select.poll()
@@ -80,12 +91,19 @@ def _copy_in(source: int, writer: int, stop: int) -> None:
     full.register(writer, select.POLLOUT)
     full.register(stop, select.POLLIN)
     os.set_blocking(writer, False)
+    # In the background of a terminal, reading is refused (EIO) with this signal blocked, else it would stop us.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN])
+    stopped = select.poll()
+    stopped.register(stop, select.POLLIN)
     with contextlib.suppress(OSError):  # EPIPE: the guest reads no more; EIO: our terminal has hung up
         chunk = b""
         while True:
             ready = dict((full if chunk else poller).poll())
             if stop in ready:
                 break
+            if not chunk and _in_background_of(source):
+                stopped.poll(_FOREGROUND_MS)
+                continue
             if chunk:
                 chunk = chunk[os.write(writer, chunk) :]
                 continue
