@@ -89,7 +89,7 @@ for i in range(count):
     if op == "read": assert os.pread(fd, n, at) == data[at:at + n], (i, op, at, n)
     elif op in ("write", "append"):
         if op == "append": at = len(data)
-        new = r.randbytes(min(n, limit - at))
+        new = r.randbytes(max(0, min(n, limit - at)))
         if new: assert os.pwrite(fd, new, at) == len(new); grow(at); data[at:at + len(new)] = new
     elif op in ("load", "store") and data:
         at %= len(data)
@@ -159,14 +159,14 @@ def test_many_layers_with_relative_names(user: User, volume: Path) -> None:
     """As dockerd mounts images of so many layers that absolute names do not fit into a page."""
     script = """
         set -e; mkdir -p /v/l && cd /v; mkdir upper work m; names=
-        for i in $(seq 300); do mkdir -p d/$i; echo $i > d/$i/file-$i; ln -s ../d/$i l/$i; names="$names:l/$i"; done
+        for i in $(seq 120); do mkdir -p d/$i; echo $i > d/$i/file-$i; ln -s ../d/$i l/$i; names="$names:l/$i"; done
         mount -t overlay overlay -o "index=off,lowerdir=${names#:},upperdir=upper,workdir=work" m
-        ls m | wc -l; cat m/file-1 m/file-300
+        ls m | wc -l; cat m/file-1 m/file-120
         ! mount -t overlay overlay -o "metacopy=on,lowerdir=d/1:d/2" m 2>/dev/null
         ! mount -t ext4 /dev/null m 2>/dev/null
         grep ext4 /proc/filesystems
     """
     done = on(user, volume, "bash", "-c", script)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["300", "1", "300", "ext4"]
+    assert done.stdout.split() == ["120", "1", "120", "ext4"]
     assert_clean(volume)
