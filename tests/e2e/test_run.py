@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 from e2e.conftest import User, descendants, wait_for
 
+from fixtures import image_path
 from gvx.residue import running
 
 pytestmark = [pytest.mark.sentry, pytest.mark.images, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(180)]
@@ -306,3 +309,26 @@ def test_an_image_by_path_and_by_digest(user: User) -> None:
     table = user.launch("images", "ls")
     digest = table.stdout.splitlines()[1].split()[0]
     assert user.launch("run", "--entrypoint", "", digest, "echo", "by digest").stdout == "by digest\n"
+
+
+def test_images_in_every_form_are_one(user: User) -> None:
+    cache = user.home / "other-cache"
+    user.extra["XDG_CACHE_HOME"] = str(cache)
+    try:
+        layout = str(image_path("python", "oci-zstd"))
+        done = user.launch("run", layout, "python", "-c", "print(6*7)", timeout=120)
+        assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+        forms = [str(image_path("python", form)) for form in ("oci-gzip", "docker")]
+        imported = user.launch("images", "import", "--json", *forms, timeout=120)
+        assert imported.returncode == 0, imported.stderr
+        images = [json.loads(line) for line in imported.stdout.splitlines()]
+        assert len({image["digest"] for image in images}) == 1
+        assert "python:3.11-slim" in images[0]["names"]
+        assert len(user.launch("images", "ls", "--json").stdout.splitlines()) == 1
+        assert user.launch("images", "rm", "python:3.11-slim").returncode == 0
+        assert user.launch("images", "ls", "--json").stdout == ""
+        assert user.launch("run", "python:3.11-slim", "true").returncode == 125
+        assert user.launch("images", "rm", "python:3.11-slim").returncode == 125
+    finally:
+        del user.extra["XDG_CACHE_HOME"]
+        shutil.rmtree(cache)
