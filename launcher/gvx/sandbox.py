@@ -145,8 +145,7 @@ class Sandbox:
             stdin, stdout, stderr = self._child_stdio()
             self._exec_ns = time.monotonic_ns()
             try:
-                # A session of its own: Ctrl-C reaches us alone (it is forwarded), and the guest may read from our
-                # terminal, since job control stops only readers of the terminal's own session.
+                # A session of its own: Ctrl-C reaches us alone, and is forwarded.
                 self._process = subprocess.Popen(
                     [str(binary), "run", "--spec-fd", str(spec_fd)],
                     stdin=stdin,
@@ -280,11 +279,16 @@ class Sandbox:
 
     def _poll(self, timeout: float | None) -> bool:
         """Wait for the supervisor's end. Unlike Popen.wait, it neither sleeps nor reaps."""
-        if self._outcome is not None:
-            return True
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        return bool(poller.poll(None if timeout is None else max(timeout, 0) * 1000))
+        with self._lock:
+            if self._outcome is not None:
+                return True
+            pidfd = os.dup(self._pidfd)  # another thread may close ours meanwhile
+        try:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            return bool(poller.poll(None if timeout is None else max(timeout, 0) * 1000))
+        finally:
+            os.close(pidfd)
 
     def _finish(self) -> ExitStatus | GvxError:
         """Reap the supervisor, learn how the guest ended, free everything."""

@@ -27,11 +27,13 @@ class Relays:
         self.child_fds: list[int] = []
         self._by_file: dict[tuple[int, int], int] = {}
         self._outputs: list[threading.Thread] = []
-        self._stop_reader, self._stop = os.pipe()
+        self._stop_reader = self._stop = -1
         self._inputs: list[threading.Thread] = []
 
     def input(self, source: int) -> int:
         """Copy from ``source`` to the guest. Returns the descriptor to give to the child."""
+        if self._stop < 0:
+            self._stop_reader, self._stop = os.pipe()
         reader, writer = os.pipe()
         self.child_fds.append(reader)
         self._inputs.append(_thread(lambda: _copy_in(source, writer, self._stop_reader)))
