@@ -21,7 +21,7 @@ lint-python: setup
 	$(PY) -m mypy
 
 lint-go: setup
-	@unformatted=$$(gofmt -l native 2>/dev/null || .ci/go fmt -n ./native/... ); test -z "$$unformatted" || { echo "gofmt: $$unformatted"; exit 1; }
+	@unformatted=$$("$$(.ci/go env GOROOT)/bin/gofmt" -l native) && test -z "$$unformatted" || { echo "gofmt: $$unformatted"; exit 1; }
 	cd native && ../.ci/go vet ./...
 	cd native && ../.ci/go run $(STATICCHECK) ./...
 
