@@ -196,6 +196,8 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
     HostError, also for what is neither file nor block device.
     """
     where = os.fspath(path)
+    if not where:
+        raise HostError("an empty path names no file")
     try:
         fd = os.open(where, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
@@ -207,13 +209,31 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
     return fd
 
 
-def check_target(path: Path, *, force: bool) -> None:
+def target_path(path: StrPath) -> Path:
+    """Return where a new image of this name goes: a symlink stays, and what it names is made or replaced.
+
+    HostError for what can be no file's name.
+    """
+    where = os.fspath(path)
+    if not where:
+        raise HostError("an empty path names no file")
+    if where.endswith("/"):
+        raise HostError("is the name of a directory", where=where)
+    found = Path(where)
+    if found.is_symlink():
+        found = Path(os.path.realpath(where))
+        if found.is_symlink():
+            raise HostError("too many levels of symbolic links", where=where)
+    return found
+
+
+def check_target(path: Path, *, force: bool) -> bool:
     """Allow a new image at ``path``: nothing is there, or a file that nobody uses and that is empty or ``force``.
 
-    HostError, VolumeBusy.
+    Return whether a file is there. HostError, VolumeBusy.
     """
     if not path.exists():
-        return
+        return False
     fd = open_image(path, write=True)
     try:
         if not force and next(data_runs(fd, os.fstat(fd).st_size), None) is not None:
@@ -224,6 +244,7 @@ def check_target(path: Path, *, force: bool) -> None:
         _refuse_mounted(fd, path, writing=True)
     finally:
         os.close(fd)
+    return True
 
 
 @dataclass(slots=True)

@@ -21,13 +21,12 @@ import uuid as uuids
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from struct import Struct
 from types import TracebackType
 from typing import Literal
 
 from ext4lite import directory, hostfs, xattrs
-from ext4lite.blockdev import check_target
+from ext4lite.blockdev import check_target, target_path
 from ext4lite.checksum import (
     crc32c,
     fs_seed,
@@ -109,7 +108,8 @@ class _Node:
 class _Space:
     """Hands out free blocks in ascending order, and remembers what was taken and given back."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, where: str) -> None:
+        self._where = where
         self._runs = geometry.free_runs()
         self._pending: deque[tuple[int, int]] = deque()
         self._cursor = self._end = 0
@@ -179,7 +179,7 @@ class _Space:
                 self.freed.sort(reverse=True)
                 run = self.freed.pop()
             if run is None:
-                raise VolumeFull("no free blocks are left")
+                raise VolumeFull("no free blocks are left", where=self._where, hint="make the volume larger")
             start, count = run
         self._cursor, self._end = start, start + count
 
@@ -306,7 +306,7 @@ class ImageBuilder:
         force: bool = False,
         durable: bool = True,
     ) -> None:
-        self.path = Path(path)
+        self.path = target_path(path)
         self.uuid = uuid or uuids.uuid4()
         self.root = c.ROOT_INO
         self.geometry = plan(size, journal_size)
@@ -319,14 +319,14 @@ class ImageBuilder:
         self._seed = fs_seed(self.uuid.bytes)
         digest = hashlib.sha256(b"ext4lite directory hash seed" + self.uuid.bytes).digest()
         self._hash_seed = tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
-        self._space = _Space(self.geometry)
+        self._space = _Space(self.geometry, str(self.path))
         self._nodes: dict[int, _Node] = {}
         self._next_ino = c.FIRST_INO
         self._sink: FileSink | None = None
         self._buffer = bytearray()
         self._buffer_at = 0
         self._done = False
-        check_target(self.path, force=force)
+        self._replace = check_target(self.path, force=force) or force
         self._file = hostfs.NewFile(self.path)
         self._fd = self._file.fd
         try:
@@ -469,7 +469,7 @@ class ImageBuilder:
             raise ValueError("the image is finished")
         ino = self._next_ino
         if ino > self.geometry.inodes:
-            raise VolumeFull("no free inodes are left")
+            raise VolumeFull("no free inodes are left", where=str(self.path), hint="make the volume larger")
         self._enter(parent, name, ino)
         self._next_ino += 1
         node = self._nodes[ino] = _Node(ino, kind, meta, parent)
@@ -546,8 +546,12 @@ class ImageBuilder:
             self._write_tables(inodes)
             self._flush()
             self._punch_freed()
+            if self._replace:  # somebody may have come to the old file meanwhile
+                check_target(self.path, force=True)
             try:
-                self._file.publish(durable=self._durable)
+                self._file.publish(durable=self._durable, replace=self._replace)
+            except FileExistsError as e:
+                raise HostError("the target exists", where=str(self.path), hint="--force replaces it") from e
             except OSError as e:
                 raise HostError.from_os(e, str(self.path)) from e
         except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ext4lite import hostfs
-from ext4lite.blockdev import StrPath, check_target, lock_shared, open_image
+from ext4lite.blockdev import StrPath, check_target, lock_shared, open_image, target_path
 from ext4lite.errors import HostError, ReflinkUnavailable
 from ext4lite.super import read_super
 
@@ -42,21 +42,23 @@ def clone(golden: StrPath, episode: StrPath, *, reflink: Reflink = "auto", force
     if reflink not in ("auto", "always", "never"):
         raise ValueError(f"reflink must be auto, always or never, not {reflink!r}")
     begin = time.perf_counter()
-    source, target = Path(golden), Path(episode)
-    fd = open_image(source)
+    fd = open_image(golden)
     try:
+        source, target = Path(golden), target_path(episode)
         lock_shared(fd, source)
         read_super(fd, str(source)).require_clean()
         if target.exists() and target.samefile(source):
             raise HostError("is the golden volume itself", where=str(target))
-        check_target(target, force=force)
-        result = _clone_locked(fd, source, target, reflink)
+        exists = check_target(target, force=force)
+        result = _clone_locked(fd, source, target, reflink, replace=exists or force)
     finally:
         os.close(fd)
     return CloneResult(result[0], time.perf_counter() - begin, result[1])
 
 
-def _clone_locked(fd: int, source: Path, target: Path, reflink: Reflink) -> tuple[Literal["reflink", "copy"], int]:
+def _clone_locked(
+    fd: int, source: Path, target: Path, reflink: Reflink, *, replace: bool
+) -> tuple[Literal["reflink", "copy"], int]:
     if sys.platform == "darwin" and reflink != "never":
         done = _clonefile(source, target, reflink)
         if done:
@@ -69,7 +71,11 @@ def _clone_locked(fd: int, source: Path, target: Path, reflink: Reflink) -> tupl
             method = "reflink"
         else:
             copied = hostfs.copy_sparse(new.fd, fd, os.fstat(fd).st_size)
-        new.publish()
+        if replace:  # a guest may have come to the old file meanwhile
+            check_target(target, force=True)
+        new.publish(replace=replace)
+    except FileExistsError as e:
+        raise HostError("the target exists", where=str(target), hint="--force replaces it") from e
     except OSError as e:
         raise HostError.from_os(e, str(target)) from e
     finally:

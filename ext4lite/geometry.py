@@ -149,7 +149,7 @@ def plan(size: int, journal_size: int | None = None) -> Geometry:
         if geometry.group_size(last) >= geometry.overhead(last) + 50:
             break
         geometry = _plan_blocks(geometry.first_block(last), size)
-    journal = default_journal_blocks(geometry.blocks) if journal_size is None else journal_size // BLOCK
+    journal = default_journal_blocks(geometry.blocks) if journal_size is None else -(-journal_size // BLOCK)
     free = sum(geometry.group_size(g) - geometry.overhead(g) for g in range(geometry.groups))
     if journal and journal < MIN_JOURNAL_BLOCKS:
         raise Unsupported(f"a journal of {journal * BLOCK} bytes is too small", hint="at least 4M, or 0 for none")

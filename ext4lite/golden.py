@@ -27,6 +27,7 @@ from ext4lite.overlay.layers import LayerApplier, split_again
 from ext4lite.overlay.oci import Blob, Image, ImageArchive, open_images
 from ext4lite.overlay.tarsplit import TarSplitWriter
 from ext4lite.overlay.tarstream import TarReader
+from ext4lite.units import source_date_epoch
 
 #: Chunks (of at most 1 MiB) decompressed ahead of the parser.
 _AHEAD = 16
@@ -86,16 +87,6 @@ class Progress:
     step: str
 
 
-def source_date_epoch() -> int:
-    """The build's timestamp: SOURCE_DATE_EPOCH (https://reproducible-builds.org/specs/source-date-epoch/), else now."""
-    text = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if not text:
-        return int(time.time())
-    if not text.isascii() or not text.isdigit():
-        raise Ext4LiteError(f"SOURCE_DATE_EPOCH={text!r} is not a number of seconds")
-    return int(text)
-
-
 def make_golden(
     images: Sequence[ImageArgument],
     output: str | Path,
@@ -116,7 +107,7 @@ def make_golden(
     ImageError for a bad archive, VolumeFull, HostError; then there is no output file.
     """
     started = time.monotonic()
-    now = source_date_epoch() if timestamp is None else timestamp
+    now = _now() if timestamp is None else timestamp
     result = GoldenResult(os.fspath(output))
     with ExitStack() as stack:
         archives: list[ImageArchive] = []
@@ -152,6 +143,14 @@ def make_golden(
     result.volume_bytes, result.allocated_bytes = status.st_size, status.st_blocks * 512
     result.seconds = time.monotonic() - started
     return result
+
+
+def _now() -> int:
+    try:
+        epoch = source_date_epoch()
+    except ValueError as error:
+        raise Ext4LiteError(str(error), where="SOURCE_DATE_EPOCH") from None
+    return int(time.time()) if epoch is None else epoch
 
 
 @dataclass(slots=True)

@@ -86,15 +86,20 @@ class NewFile:
         except OSError as e:
             raise HostError.from_os(e, str(self.path)) from e
 
-    def publish(self, *, durable: bool = False) -> None:
+    def publish(self, *, durable: bool = False, replace: bool = True) -> None:
         """Give the file its name, replacing what has it, and close it.
 
-        With ``durable`` its bytes and its name outlive a crash of the host. OSError; then :meth:`discard` it.
+        With ``durable`` its bytes and its name outlive a crash of the host. Without ``replace`` a file that has the
+        name is FileExistsError. OSError; then :meth:`discard` it.
         """
         if durable:
             os.fsync(self.fd)
         if self._temp is None:
-            self._temp = self._link()
+            self._temp = self._link(replace)
+        elif not replace:
+            os.link(self._temp, self.path, follow_symlinks=False)
+            self._temp.unlink()
+            self._temp = None
         if self._temp is not None:
             self._temp.rename(self.path)
         if durable:
@@ -106,12 +111,14 @@ class NewFile:
         self._temp = None
         self._close()
 
-    def _link(self) -> Path | None:
+    def _link(self, replace: bool) -> Path | None:
         """Name the nameless: its own name where that is free (None is returned), else a temporary one to rename."""
         source = f"/proc/self/fd/{self.fd}"
         try:
             os.link(source, self.path, src_dir_fd=self.fd)  # only with a dir_fd does Python follow the link
         except FileExistsError:
+            if not replace:
+                raise
             temp = temp_name(self.path)
             os.link(source, temp, src_dir_fd=self.fd)
             return temp

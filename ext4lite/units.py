@@ -1,6 +1,8 @@
-"""Sizes as people write them."""
+"""Sizes and times as people and their environment write them."""
 
 from __future__ import annotations
+
+import os
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -15,6 +17,23 @@ def parse_size(text: str) -> int:
     if not (number.isascii() and number.isdigit()):
         raise ValueError(f"{text!r} is not a size such as 16G or 64M")
     return int(number) * _UNITS[unit]
+
+
+LAST_SECOND = (1 << 34) - (1 << 31) - 1
+"""The last second that an inode's times can say (in 2446)."""
+
+
+def source_date_epoch() -> int | None:
+    """Return SOURCE_DATE_EPOCH in seconds (https://reproducible-builds.org/specs/source-date-epoch/), None if not set.
+
+    ValueError with a readable message for what is no time that ext4 can hold.
+    """
+    text = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= LAST_SECOND):
+        raise ValueError(f"{text[:40]!r} is not a number of seconds (from 0 to {LAST_SECOND})")
+    return int(text)
 
 
 def human(count: int) -> str:

@@ -6,7 +6,7 @@ A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 import os
 import signal
@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from ext4lite import __version__
 
@@ -25,8 +26,9 @@ COMMANDS: dict[str, str] = {
     "manifest": "List a volume's content as JSON Lines.",
 }
 
-EXIT_INTERRUPTED = 130
+EXIT_USAGE = 2
 EXIT_HOST = 6
+EXIT_INTERRUPTED = 130
 
 
 def usage() -> str:
@@ -46,6 +48,10 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code (see docs/exit-codes.md)."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller: no file of ours may get its number
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     sys.exit(run(sys.argv[1:] if argv is None else argv))
@@ -53,15 +59,19 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
+    return _guarded(lambda: _dispatch(argv))
+
+
+def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("--help", "-h"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
-        return 0 if argv else 2
+        return 0 if argv else EXIT_USAGE
     if argv[0] in ("--version", "-V"):
         print(f"ext4lite {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        print(f"ext4lite: no such command: {argv[0]} (ext4lite --help lists them)", file=sys.stderr)
-        return 2
+        print(f"ext4lite: no such command: {_one_line(argv[0])} (ext4lite --help lists them)", file=sys.stderr)
+        return EXIT_USAGE
     return _run_command(argv[0], argv[1:])
 
 
@@ -70,60 +80,67 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
     module = import_module(f"ext4lite.cli.{name}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name)(_with_exit_codes(getattr(module, name)))
+    app.command(name)(getattr(module, name))
     rewrite = getattr(module, "rewrite_arguments", None)
+    # typer's own error class is not public, but the base of one that is.
+    usage_error: Any = next(t for t in typer.BadParameter.__mro__ if t.__name__ == "UsageError")
+    command = typer.main.get_command(app)
     try:
-        app(rewrite(arguments) if rewrite else arguments, prog_name=f"ext4lite {name}")
-    except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 0
+        # Not app(…): it has texts and exit codes of its own for usage errors, Ctrl-C and closed pipes.
+        with command.make_context(f"ext4lite {name}", rewrite(arguments) if rewrite else list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as e:
+        return e.exit_code
+    except usage_error as e:
+        text = _one_line(e.format_message()).rstrip(".")
+        print(f"ext4lite: {text} (ext4lite {name} --help tells more)", file=sys.stderr)
+        return EXIT_USAGE
     return 0
 
 
-def _with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command.
-
-    Errors become a line and an exit code before typer sees them (it has codes and texts of its own).
-    """
-
-    @functools.wraps(command)
-    def wrapped(*args: object, **kwargs: object) -> None:
-        code = _guarded(lambda: command(*args, **kwargs))
-        if code:
-            raise SystemExit(code)
-
-    return wrapped
-
-
-def _guarded(call: Callable[[], None]) -> int:
-    from ext4lite.errors import Ext4LiteError
-
+def _guarded(call: Callable[[], int]) -> int:
+    """Return the exit code of ``call``; an error becomes a line on stderr and its code."""
     previous = None
     if threading.current_thread() is threading.main_thread():
         previous = signal.signal(signal.SIGTERM, _terminate)  # so that half-made files are removed
     try:
-        call()
+        code = call()
         sys.stdout.flush()
-    except Ext4LiteError as e:
-        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
-        return e.exit_code
     except KeyboardInterrupt:
         print("ext4lite: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone: nobody to tell. Let the interpreter's last flush go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()  # The reader of our output is gone: nobody to tell.
+        return 0
     except OSError as e:
-        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
+        # What reading and writing volumes brings has become a HostError; what is left is our output.
+        _silence_stdout()
+        where = os.fsdecode(e.filename) if e.filename else "output"
+        print(f"ext4lite: {_one_line(where)}: {(e.strerror or str(e)).lower()}", file=sys.stderr)
         return EXIT_HOST
+    except Exception as e:
+        from ext4lite.errors import Ext4LiteError
+
+        if not isinstance(e, Ext4LiteError):
+            raise
+        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
+        return e.exit_code
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
-    return 0
+    return code
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split("\n")).strip() or type(error).__name__
+def _one_line(text: object) -> str:
+    """Return a text without what breaks a line or steers a terminal (names of files and images may have it)."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else repr(c)[1:-1] for c in str(text)).strip()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
-from uuid import UUID
 
 import typer
+
+from ext4lite.cli.values import epoch_value, size_value, uuid_value
 
 _DEFAULT_SIZE = 16 << 30
 
@@ -38,17 +38,13 @@ def mkfs(  # noqa: PLR0917 (a command line, not called by position)
     from ext4lite.mkfs import mkfs as make
     from ext4lite.units import human
 
-    try:
-        volume_uuid = UUID(uuid) if uuid else None
-    except ValueError:
-        raise typer.BadParameter(f"{uuid!r} is not a UUID", param_hint="--uuid") from None
     result = make(
         image,
-        size=_size(size, "--size") if size else _existing_size(image) or _DEFAULT_SIZE,
-        uuid=volume_uuid,
+        size=size_value(size, "--size") if size else _existing_size(image) or _DEFAULT_SIZE,
+        uuid=uuid_value(uuid),
         label=label,
-        journal_size=_size(journal_size, "--journal-size") if journal_size else None,
-        timestamp=source_date_epoch(),
+        journal_size=size_value(journal_size, "--journal-size") if journal_size else None,
+        timestamp=epoch_value(),
         force=force,
     )
     if not quiet:
@@ -59,22 +55,3 @@ def mkfs(  # noqa: PLR0917 (a command line, not called by position)
 def _existing_size(image: str) -> int:
     path = Path(image)
     return path.stat().st_size if path.is_file() else 0
-
-
-def _size(text: str, option: str) -> int:
-    from ext4lite.units import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as e:
-        raise typer.BadParameter(str(e), param_hint=option) from None
-
-
-def source_date_epoch() -> int | None:
-    """Return SOURCE_DATE_EPOCH in seconds, None when it is not set. Usage error when it is not a number."""
-    text = os.environ.get("SOURCE_DATE_EPOCH")
-    if not text:
-        return None
-    if not text.isdigit():
-        raise typer.BadParameter(f"{text!r} is not a number of seconds", param_hint="SOURCE_DATE_EPOCH")
-    return int(text)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
+
+from ext4lite.cli.values import epoch_value, size_value, uuid_value
 
 if TYPE_CHECKING:
     from ext4lite.golden import GoldenResult, Progress
@@ -48,18 +49,17 @@ def mkgolden(
     """
     from ext4lite.golden import ImageArgument, make_golden
 
-    try:
-        volume_uuid = UUID(uuid) if uuid else None
-    except ValueError:
-        raise typer.BadParameter(f"{uuid!r} is not a UUID", param_hint="--uuid") from None
+    volume_size, volume_uuid, timestamp = size_value(size, "--size"), uuid_value(uuid), epoch_value()
+    journal = size_value(journal_size, "--journal-size") if journal_size else None
     with _progress(wanted=not as_json) as progress:
         result = make_golden(
             [ImageArgument.parse(argument) for argument in image],
             output,
-            size=_size(size, "--size"),
+            size=volume_size,
             uuid=volume_uuid,
             label=label,
-            journal_size=_size(journal_size, "--journal-size") if journal_size else None,
+            journal_size=journal,
+            timestamp=timestamp,
             platform=platform,
             force=force,
             progress=progress,
@@ -68,15 +68,6 @@ def mkgolden(
         print(json.dumps(asdict(result)))
     else:
         _print(result)
-
-
-def _size(text: str, option: str) -> int:
-    from ext4lite.units import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _progress(*, wanted: bool) -> AbstractContextManager[Callable[[Progress], object] | None]:

@@ -23,6 +23,7 @@ from ext4lite.builder import ImageBuilder, Meta, encode_rdev, encode_time
 from ext4lite.errors import HostError, Unsupported, VolumeBusy, VolumeFull
 from ext4lite.geometry import plan
 from ext4lite.inode import decode_rdev, decode_time
+from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
 from support.samples import build_sample
 
@@ -307,3 +308,36 @@ def test_label_and_uuid(tmp_path: Path) -> None:
         b.finish()
     with Volume.open(tmp_path / "i") as v:
         assert (v.super.label, v.super.uuid) == ("größe", UUID(int=7))
+
+
+@pytest.mark.parametrize("size", [1, 1024, 4096 * 1023])
+def test_a_journal_too_small_is_refused_and_not_left_out(tmp_path: Path, size: int) -> None:
+    with pytest.raises(Unsupported, match="too small"):
+        ImageBuilder(tmp_path / "i", size=64 * MIB, journal_size=size)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_volume_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(VolumeFull, match=f"{tmp_path}/i: no free blocks are left"),
+        ImageBuilder(tmp_path / "i", size=4 * MIB) as b,
+        b.add_file(b.root, b"f", Meta()) as f,
+    ):
+        f.write(b"x" * (5 * MIB))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_came_to_the_name_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    """A file that somebody else made is kept without force; a volume that somebody began to use also with it."""
+    with ImageBuilder(tmp_path / "i", size=4 * MIB) as b:
+        (tmp_path / "i").write_bytes(b"somebody else's")
+        with pytest.raises(HostError, match="exists"):
+            b.finish()
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("i", b"somebody else's")]
+    mkfs(tmp_path / "i", size=4 * MIB, force=True)
+    before = (tmp_path / "i").read_bytes()
+    with ImageBuilder(tmp_path / "i", size=8 * MIB, force=True) as b, open_for_guest(tmp_path / "i"):
+        with pytest.raises(VolumeBusy):
+            b.finish()
+        assert (tmp_path / "i").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["i"]

@@ -76,11 +76,80 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         capsys.readouterr()
         assert run([str(word) for word in words]) == code, words
         error = capsys.readouterr().err
-        assert error
-        if code != 2:
-            assert error.startswith("ext4lite: ")
-            assert error.count("\n") == 1
+        assert error.startswith("ext4lite: ")
+        assert error.count("\n") == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["i", "text"]
+
+
+def test_names_that_are_no_files_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = tmp_path / "i"
+    assert run(["mkfs", "--size", "4M", "-q", str(image)]) == 0
+    for words in (
+        ("inspect", ""),
+        ("clone", "", tmp_path / "j"),
+        ("clone", image, ""),
+        ("clone", image, f"{tmp_path}/new/"),
+        ("mkfs", ""),
+        ("mkfs", f"{tmp_path}/new/"),
+    ):
+        assert run([str(word) for word in words]) == 6, words
+        error = capsys.readouterr().err
+        assert "empty path" in error or "name of a directory" in error
+    assert run(["inspect", f"{tmp_path}/a\nb\x1b[31m"]) == 6
+    assert capsys.readouterr().err == f"ext4lite: {tmp_path}/a b\\x1b[31m: no such file or directory\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["i"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help >/dev/full", 6),
+        ("mkfs --help >/dev/full", 6),
+        ("inspect i >/dev/full", 6),
+        ("manifest i >/dev/full", 6),
+        ("mkfs --help >&-", 0),
+        ("inspect i >&-", 0),
+        ("inspect i <&-", 0),
+        ("inspect none 2>&-", 6),
+        ("mkfs -f --size 4M new <&- >&- 2>&-", 0),
+    ],
+)
+def test_standard_streams_that_are_full_or_closed(tmp_path: Path, command: str, code: int) -> None:
+    build_sample(tmp_path / "i")
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m ext4lite {command}', sys.executable],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    error = "ext4lite: output: no space left on device\n" if "/dev/full" in command else ""
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+def test_help_into_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words in (["--help"], ["mkfs", "--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ext4lite", *words], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    os.close(writer)
+
+
+def test_a_symlink_as_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    for name, target in (("link", "disk/a"), ("new", "disk/b"), ("loop", "loop"), ("lost", "none/a")):
+        (tmp_path / name).symlink_to(target)
+    image = tmp_path / "i"
+    assert run(["mkfs", "--size", "4M", "-q", str(image)]) == 0
+    assert run(["clone", str(image), str(tmp_path / "link")]) == 0
+    assert run(["clone", str(image), str(tmp_path / "link")]) == 6
+    assert run(["clone", "-f", str(image), str(tmp_path / "link")]) == 0
+    assert run(["mkfs", "--size", "4M", "-q", str(tmp_path / "new")]) == 0
+    assert run(["mkfs", "--size", "4M", "-q", str(tmp_path / "loop")]) == 6
+    assert run(["clone", str(image), str(tmp_path / "lost")]) == 6
+    assert all((tmp_path / name).is_symlink() for name in ("link", "new", "loop", "lost"))
+    assert (tmp_path / "disk/a").read_bytes() == image.read_bytes()
+    assert sorted(p.name for p in (tmp_path / "disk").iterdir()) == ["a", "b"]
 
 
 def test_errors_of_the_process_itself(tmp_path: Path) -> None:
@@ -107,8 +176,12 @@ def test_mkfs_is_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         words = ["mkfs", "--size", "32M", "--uuid", "12345678-1234-5678-1234-567812345678", "--label", "x"]
         assert run([*words, str(tmp_path / name)]) == 0
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
-    assert run(["mkfs", "--size", "32M", str(tmp_path / "c")]) == 2
+    for wrong in ("yesterday", "²", "-1", "9" * 5000, "15032385536"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", wrong)
+        assert run(["mkfs", "--size", "32M", str(tmp_path / "c")]) == 2
+        assert run(["mkgolden", "--image", "none", str(tmp_path / "c")]) == 2
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "15032385535")
+    assert run(["mkfs", "--size", "32M", str(tmp_path / "c")]) == 0
 
 
 def test_manifest_and_inspect_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,19 @@ def test_publishing_replaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_publishing_refuses_what_came_meanwhile(tmp_path: Path) -> None:
+    new = hostfs.NewFile(tmp_path / "f")
+    (tmp_path / "f").write_bytes(b"somebody else's")
+    with pytest.raises(FileExistsError):
+        new.publish(replace=False)
+    new.discard()
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("f", b"somebody else's")]
+    second = hostfs.NewFile(tmp_path / "g")
+    second.publish(replace=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f", "g"]
+
+
+@pytest.mark.usefixtures("way")
 def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
     new = hostfs.NewFile(tmp_path / "f")
     os.write(new.fd, b"content")
