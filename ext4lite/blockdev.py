@@ -312,5 +312,7 @@ def _require_guest_features(found: Super, readonly: bool) -> None:
         what = f"a guest cannot write to a volume with {', '.join(names)}"
         if not names and not found.incompat & c.INCOMPAT_EXTENTS:
             names, what = ["no extents"], "a guest cannot write to a volume without extents (ext2, ext3)"
+        if not names and not found.incompat & c.INCOMPAT_FILETYPE:
+            names, what = ["no filetype"], "a guest cannot write to a volume without filetype"
     if names:
         raise Unsupported(what, where=found.where, hint="ext4lite mkfs and mkgolden make suitable volumes")

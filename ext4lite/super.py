@@ -91,6 +91,9 @@ class Super:
         if not self.clean:
             why = "has noted errors" if self.raw.s_state & c.STATE_ERROR else "was not closed cleanly"
             raise NeedsRecovery(f"the volume {why}", where=self.where, hint="run e2fsck -fy on it")
+        if self.raw.s_last_orphan:
+            what = f"the volume has inodes that were removed while in use, first {self.raw.s_last_orphan}"
+            raise NeedsRecovery(what, where=self.where, hint="run e2fsck -fy on it")
 
 
 def read_super(fd: int, where: str) -> Super:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,12 @@ from ext4lite.checksum import superblock_checksum
 from ext4lite.clone import clone
 from ext4lite.errors import CorruptImage, HostError, NeedsRecovery, Unsupported, VolumeBusy
 from ext4lite.inspect import inspect
+from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
 from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -125,7 +129,10 @@ def test_a_guest_needs_a_clean_volume(image: Path) -> None:
     patch_super(image, s_state=0)
     with pytest.raises(NeedsRecovery, match="not closed cleanly"):
         open_for_guest(image)
-    patch_super(image, s_state=3)
+    patch_super(image, s_state=1, s_last_orphan=12)
+    with pytest.raises(NeedsRecovery, match="first 12"):
+        open_for_guest(image)
+    patch_super(image, s_state=3, s_last_orphan=0)
     with pytest.raises(NeedsRecovery, match="errors"):
         open_for_guest(image)
     incompat = 0x2 | 0x40 | 0x80 | 0x200 | 0x2000
@@ -154,6 +161,28 @@ def test_a_guest_needs_known_features(image: Path) -> None:
     patch_super(image, s_feature_incompat=good & ~0x40)
     with pytest.raises(Unsupported, match="extents"):
         open_for_guest(image)
+    patch_super(image, s_feature_incompat=good & ~0x2)
+    with pytest.raises(Unsupported, match="filetype"):
+        open_for_guest(image)
+
+
+def test_what_a_guest_can_do_is_what_the_driver_says() -> None:
+    """The masks here and in the driver (native/internal/ext4/feature.go) are the same, bit for bit.
+
+    The recovery bit is the driver's only to give it a message of its own; here it is looked at in ``require_clean``.
+    """
+    text = re.sub(r"//.*", "", (REPOSITORY / "native/internal/ext4/feature.go").read_text())
+    bits = {name: int(number, 16) for name, number in re.findall(r"^\s*(\w+)\s*= (0x[0-9a-f]+)$", text, re.MULTILINE)}
+    masks = {}
+    for name, value in re.findall(r"^\s*(\w+able) = ((?:.*\|\n)*.*)$", text, re.MULTILINE):
+        masks[name] = 0
+        for word in value.split("|"):
+            masks[name] |= bits[word.strip()]
+    assert masks == {
+        "incompatReadable": c.GUEST_READ_INCOMPAT | c.INCOMPAT_RECOVER,
+        "incompatWritable": c.GUEST_INCOMPAT | c.INCOMPAT_RECOVER,
+        "roCompatWritable": c.GUEST_RO_COMPAT,
+    }
 
 
 def test_unknown_ro_compat_is_readable(image: Path) -> None:
