@@ -303,6 +303,27 @@ def _answer_once(server: socket.socket) -> None:
         connection.sendall(b"host")
 
 
+RESTARTED = """
+import ctypes, os, signal, sys, threading, time
+call = ctypes.CDLL(None, use_errno=True).open
+os.mkfifo("/tmp/fifo")
+signal.signal(signal.SIGURG, lambda *_: None)
+for restarts in True, False:
+    signal.siginterrupt(signal.SIGURG, not restarts)
+    if not os.fork():
+        time.sleep(0.3); os.kill(os.getppid(), signal.SIGURG); time.sleep(0.3)
+        os.close(os.open("/tmp/fifo", os.O_RDONLY | (0 if restarts else os.O_NONBLOCK))); os._exit(0)
+    fd = call(b"/tmp/fifo", os.O_WRONLY)
+    print("open" if fd >= 0 else os.strerror(ctypes.get_errno()))
+"""
+
+
+def test_an_open_that_waits_goes_on_after_a_signal(user: User) -> None:
+    # As on Linux: Go programs get SIGURG at any moment, and runc's init waits in such an open for its start.
+    done = user.launch("run", "--entrypoint", "", "docker:dind", "python3", "-c", RESTARTED)
+    assert done.stdout.splitlines() == ["open", "Interrupted system call"], done.stderr
+
+
 def test_an_image_by_path_and_by_digest(user: User) -> None:
     listed = user.launch("images", "ls", "--json")
     assert "docker:dind" in listed.stdout

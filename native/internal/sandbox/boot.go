@@ -21,6 +21,7 @@ import (
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/flag"
 	"gvisor.dev/gvisor/runsc/specutils"
+	"gvisor.dev/gvisor/runsc/starttime"
 
 	"gvx.dev/gvx/native/internal/control"
 	"gvx.dev/gvx/native/internal/netnat"
@@ -115,7 +116,9 @@ func (s *sentry) run() error {
 	if err := seam.Check(); err != nil {
 		return err
 	}
+	// Both look into /proc at their first use, which is too late once the seccomp filter is there: starttime's is a checkpoint.
 	cpuid.Initialize()
+	starttime.Get()
 	conf, err := sentryConfig(s.cfg.Episode)
 	if err != nil {
 		return err

@@ -62,6 +62,9 @@ func (s *sentry) prepareKernel() error {
 	if err := seam.FilterBridges(s.kernel); err != nil {
 		return err
 	}
+	if err := seam.RestartOpens(); err != nil {
+		return err
+	}
 	if err := s.openVolumes(); err != nil {
 		return err
 	}

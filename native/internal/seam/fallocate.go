@@ -1,10 +1,7 @@
 package seam
 
 import (
-	"fmt"
-
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/abi"
 	"gvisor.dev/gvisor/pkg/abi/linux"
 	"gvisor.dev/gvisor/pkg/errors/linuxerr"
 	"gvisor.dev/gvisor/pkg/sentry/arch"
@@ -21,24 +18,14 @@ type AllocateModes interface {
 // EnableFallocateModes lets fallocate(2) have modes other than 0 (holes punched, ranges zeroed, sizes kept) on files that implement
 // AllocateModes; the stock system call refuses them on every file. Call it before the guest runs.
 func EnableFallocateModes() error {
-	table, ok := kernel.LookupSyscallTable(abi.Linux, arch.Host)
-	if !ok {
-		return fmt.Errorf("%w: no system call table of this machine's architecture is registered", ErrLayout)
-	}
-	entry, ok := table.Table[unix.SYS_FALLOCATE]
-	if !ok || entry.Name != "fallocate" {
-		return fmt.Errorf("%w: the system call table has no fallocate", ErrLayout)
-	}
-	stock := entry.Fn
-	entry.Fn = func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-		if args[1].Uint64() == 0 {
-			return stock(t, sysno, args)
+	return wrapSyscall(unix.SYS_FALLOCATE, "fallocate", func(stock kernel.SyscallFn) kernel.SyscallFn {
+		return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
+			if args[1].Uint64() == 0 {
+				return stock(t, sysno, args)
+			}
+			return 0, nil, fallocate(t, args)
 		}
-		return 0, nil, fallocate(t, args)
-	}
-	table.Table[unix.SYS_FALLOCATE] = entry
-	table.Init() // copies the table to where the dispatcher looks
-	return nil
+	})
 }
 
 // fallocate is fallocate(2) with a mode.
