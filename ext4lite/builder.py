@@ -58,6 +58,7 @@ _KIND_OF_TYPE = {number: kind for kind, number in _TYPE_OF_KIND.items()}
 _HOLE = 64 << 10
 _ZEROS = bytes(_HOLE)
 _BUFFER = 2 << 20
+_WRITEBACK = 16 << 20  # smaller steps give the host's file more extents, and clones of it take longer
 _EXTRA_ISIZE = 32
 _XATTR_AREA_AT = 128 + _EXTRA_ISIZE
 _INODE_XATTR_SPACE = INODE_SIZE - _XATTR_AREA_AT - 4
@@ -325,6 +326,7 @@ class ImageBuilder:
         self._sink: FileSink | None = None
         self._buffer = bytearray()
         self._buffer_at = 0
+        self._unsent = self._unsent_end = 0  # written, but not yet on its way to the disk
         self._done = False
         self._replace = check_target(self.path, force=force) or force
         self._file = hostfs.NewFile(self.path)
@@ -510,6 +512,9 @@ class ImageBuilder:
 
     def _pwrite(self, data: Buffer, offset: int) -> None:
         view = memoryview(data)
+        if offset != self._unsent_end:
+            self._unsent = offset
+        self._unsent_end = offset + len(view)
         while view:
             try:
                 done = os.pwrite(self._fd, view, offset)
@@ -517,6 +522,9 @@ class ImageBuilder:
                 raise HostError.from_os(e, str(self.path)) from e
             view = view[done:]
             offset += done
+        if self._durable and self._unsent_end - self._unsent >= _WRITEBACK:
+            hostfs.start_writeback(self._fd, self._unsent, self._unsent_end - self._unsent)
+            self._unsent = self._unsent_end
 
     def _drop_from_buffer(self, e: Extent) -> None:
         """Forget buffered bytes of a removed run when they are the last, so that the next file may take their place."""

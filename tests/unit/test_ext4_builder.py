@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pytest
 
-from ext4lite import manifest
+from ext4lite import hostfs, manifest
 from ext4lite.blockdev import open_for_guest
 from ext4lite.builder import ImageBuilder, Meta, encode_rdev, encode_time
 from ext4lite.errors import HostError, Unsupported, VolumeBusy, VolumeFull
@@ -341,3 +341,27 @@ def test_what_came_to_the_name_meanwhile_is_not_lost(tmp_path: Path) -> None:
             b.finish()
         assert (tmp_path / "i").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_data_is_on_its_way_to_the_disk_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """What is handed to the host early is all of it but the last 16 MiB, each byte once; without fsync nothing is."""
+    begun: list[tuple[int, int]] = []
+
+    def record(fd: int, offset: int, length: int) -> None:
+        start_writeback(fd, offset, length)
+        begun.append((offset, length))
+
+    start_writeback = hostfs.start_writeback
+    monkeypatch.setattr(hostfs, "start_writeback", record)
+    with ImageBuilder(tmp_path / "i", size=512 * MIB, durable=durable) as b:
+        with b.add_file(b.root, b"f", Meta()) as f:
+            for _ in range(200):
+                f.write(b"x" * MIB)
+        b.finish()
+    assert bool(begun) == durable
+    if durable:
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(sorted(begun)))
+        assert 200 * MIB - 2 * (16 * MIB + 2 * MIB) <= sum(n for _, n in begun) <= 201 * MIB
