@@ -18,6 +18,9 @@ const (
 	dnsTimeout = 3 * time.Second
 	// dnsIdle closes a guest's flow to the DNS server that is not used.
 	dnsIdle = 10 * time.Second
+	// dnsInFlight bounds the questions over UDP that wait for an answer, each with a socket and a buffer here. Beyond it they are
+	// dropped, as a busy server does: a guest that floods a slow server must not use up the host.
+	dnsInFlight = 256
 	// dnsHeader is the fixed part of a DNS message (RFC 1035, 4.1.1).
 	dnsHeader  = 12
 	resolvConf = "/etc/resolv.conf"
@@ -28,10 +31,12 @@ const (
 type resolver struct {
 	// servers returns the addresses to ask, in order; it is called for each question since the file may change.
 	servers func() []netip.AddrPort
+	// waiting has one slot a question over UDP.
+	waiting chan struct{}
 }
 
 func newResolver() *resolver {
-	return &resolver{servers: func() []netip.AddrPort {
+	return &resolver{waiting: make(chan struct{}, dnsInFlight), servers: func() []netip.AddrPort {
 		f, err := os.Open(resolvConf)
 		if err != nil {
 			return nil
@@ -67,9 +72,15 @@ func (r *resolver) serveUDP(in net.Conn) {
 		if err != nil {
 			return
 		}
+		select {
+		case r.waiting <- struct{}{}:
+		default:
+			continue
+		}
 		question := append([]byte(nil), buf[:n]...)
 		// A and AAAA come over one flow back to back: the answer to the first must not hold up the second.
 		go func() {
+			defer func() { <-r.waiting }()
 			if answer := r.ask("udp", question, exchangeUDP); answer != nil {
 				_, _ = in.Write(answer)
 			}

@@ -56,6 +56,8 @@ const (
 	dialTimeout = 10 * time.Second
 	// maxTCPInFlight bounds the connection attempts that wait for the outside at one time.
 	maxTCPInFlight = 1024
+	// maxTCPFlows bounds the TCP connections held for the guest, each with two buffers here; beyond it, new ones are refused.
+	maxTCPFlows = 2048
 	// maxUDPFlows bounds the UDP sockets held for the guest; beyond it, new flows are dropped.
 	maxUDPFlows = 1024
 	// udpIdle ends a UDP flow without traffic (RFC 4787 wants at least two minutes, except for DNS).
@@ -88,7 +90,8 @@ type NAT struct {
 	policy   *Policy
 	resolver *resolver
 	dialer   net.Dialer
-	udpFlows chan struct{} // one slot a flow
+	tcpFlows chan struct{} // one slot a flow
+	udpFlows chan struct{}
 }
 
 // New starts the network on fd, our end of the cable, which it takes over. A nil policy is the default one.
@@ -111,7 +114,7 @@ func New(fd int, policy *Policy) (*NAT, error) {
 	})
 	n := &NAT{
 		stack: s, policy: policy, resolver: newResolver(), dialer: net.Dialer{Timeout: dialTimeout},
-		udpFlows: make(chan struct{}, maxUDPFlows),
+		tcpFlows: make(chan struct{}, maxTCPFlows), udpFlows: make(chan struct{}, maxUDPFlows),
 	}
 	// The handlers come before the NIC: the guest may send as soon as it exists.
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxTCPInFlight, n.handleTCP).HandlePacket)
@@ -208,6 +211,13 @@ func destination(id stack.TransportEndpointID) netip.AddrPort {
 
 // handleTCP runs in a goroutine of the forwarder's for each SYN of the guest.
 func (n *NAT) handleTCP(r *tcp.ForwarderRequest) {
+	select {
+	case n.tcpFlows <- struct{}{}:
+		defer func() { <-n.tcpFlows }()
+	default:
+		r.Complete(true)
+		return
+	}
 	dst := destination(r.ID())
 	var serve func(net.Conn)
 	if dst == netip.AddrPortFrom(DNS, dnsPort) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -376,6 +377,81 @@ func TestDNSForwards(t *testing.T) {
 	if !bytes.HasSuffix(buf[:k], []byte("answer")) {
 		t.Fatalf("answer %q is not the server's", buf[:k])
 	}
+}
+
+// A guest that floods a server which does not answer holds a bounded number of sockets.
+func TestDNSFloodIsBounded(t *testing.T) {
+	silent, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	guest, n := newGuest(t)
+	n.resolver.servers = func() []netip.AddrPort {
+		return []netip.AddrPort{netip.MustParseAddrPort(silent.LocalAddr().String())}
+	}
+	before := descriptors(t)
+	to := full(DNS, dnsPort)
+	c, err := gonet.DialUDP(guest, nil, &to, ipv4.ProtocolNumber)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	most := 0
+	for i := range 20 * dnsInFlight {
+		if _, err := c.Write(dnsQuestion()); err != nil {
+			t.Fatal(err)
+		}
+		if i%dnsInFlight == 0 {
+			time.Sleep(10 * time.Millisecond) // for the frames to be taken
+			most = max(most, descriptors(t)-before)
+		}
+	}
+	if most < dnsInFlight/2 || most > dnsInFlight+16 {
+		t.Errorf("%d sockets for a flood of questions, the bound is %d", most, dnsInFlight)
+	}
+}
+
+// More connections than the bound are refused at once, and there is room again when one has ended.
+func TestTCPFlowsAreBounded(t *testing.T) {
+	port := echoServer(t)
+	guest, n := newGuest(t, fmt.Sprintf("127.0.0.1:%d", port))
+	n.tcpFlows = make(chan struct{}, 2)
+	var open []*gonet.TCPConn
+	for range 2 {
+		c, err := dialGuest(t, guest, Gateway, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+	}
+	defer open[1].Close()
+	if c, err := dialGuest(t, guest, Gateway, port); err == nil {
+		_ = c.Close()
+		t.Fatal("a third connection was made, the bound is 2")
+	}
+	if got, err := exchange(open[0], []byte("x")); err != nil || string(got) != "X" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		c, err := dialGuest(t, guest, Gateway, port)
+		if err == nil {
+			_ = c.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
 }
 
 func TestParseResolvConf(t *testing.T) {

@@ -108,16 +108,18 @@ func (s *sentry) run() error {
 	// The name in ps and top; the executable's is "exe", since it was started through /proc/self/exe.
 	_ = os.WriteFile("/proc/self/comm", []byte("gvx-boot"), 0)
 
-	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: os.Stderr}})
-	log.SetLevel(log.Warning)
+	level := log.Warning
 	if s.cfg.Debug {
-		log.SetLevel(log.Debug)
+		level = log.Debug
 	}
+	logTo(os.Stderr, level)
 	if err := seam.Check(); err != nil {
 		return err
 	}
-	// Both look into /proc at their first use, which is too late once the seccomp filter is there: starttime's is a checkpoint.
+	// These open files at their first use, which is too late once the seccomp filter is there: the log's first line wants the time zone, a
+	// checkpoint the start time.
 	cpuid.Initialize()
+	_, _ = time.Now().Zone()
 	starttime.Get()
 	conf, err := sentryConfig(s.cfg.Episode)
 	if err != nil {

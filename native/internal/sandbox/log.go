@@ -4,11 +4,22 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"gvisor.dev/gvisor/pkg/log"
 )
 
 // maxLogBytes bounds the Sentry's log: a guest can make the Sentry complain as often as it likes, and the runtime directory
 // is often in memory.
 const maxLogBytes = 4 << 20
+
+// logTo sends what gVisor's packages log to w. They keep copies of the logger that was there when they were initialized (the rate-limited ones
+// do), so that one is changed: with log.SetTarget, a frame of the guest's could still put a line on its own stderr. Call it before
+// anything is logged.
+func logTo(w io.Writer, level log.Level) {
+	logger := log.Log()
+	logger.Emitter = log.GoogleEmitter{Writer: &log.Writer{Next: w}}
+	logger.SetLevel(level)
+}
 
 // boundedLog is a file behind a pipe. Once it is full it begins anew, so that the last lines are always there.
 type boundedLog struct {

@@ -5,8 +5,32 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/log"
 )
+
+// early is a logger as gVisor's packages have them: made when the program starts.
+var early = log.BasicRateLimitedLogger(time.Hour)
+
+func TestLogToHasLoggersMadeEarlier(t *testing.T) {
+	was, level := log.Log().Emitter, log.Log().Level
+	defer func() { log.Log().Emitter, log.Log().Level = was, level }()
+	var out bytes.Buffer
+	logTo(&out, log.Warning)
+	log.Infof("not this")
+	log.Warningf("from everywhere")
+	if got := out.String(); !strings.Contains(got, "from everywhere") || strings.Contains(got, "not this") {
+		t.Errorf("the log has %q", got)
+	}
+	logTo(&out, log.Info)
+	early.Infof("from early")
+	if !strings.Contains(out.String(), "from early") {
+		t.Errorf("the log has %q: a logger made at start goes elsewhere", out.String())
+	}
+}
 
 // A log is bounded, whatever is written, and has the last lines.
 func TestBoundedLog(t *testing.T) {

@@ -95,7 +95,7 @@ func Supervise(specFD int) int {
 	s := &supervisor{parent: os.Getppid(), started: make(chan struct{}), debug: os.Getenv("GVX_DEBUG") != ""}
 	if !s.debug {
 		// gVisor's packages log to stderr, which is the guest's: a signal that meets a guest just ended would leave a line there.
-		log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+		logTo(io.Discard, log.Warning)
 	}
 	code, err := s.run(specFD, t0)
 	s.removeSockets()
