@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def read_tree(top: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_manifest_and_kernel_agree(volume: Path, tmp_path: Path) -> None:
-    done = subprocess.run(["ext4lite", "manifest", str(volume)], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "ext4lite", "manifest", str(volume)], capture_output=True, check=True)
     ours = [json.loads(line) for line in done.stdout.splitlines()]
     with mounted(volume, tmp_path / "mnt") as root:
         kernels = read_tree(root)
