@@ -36,6 +36,11 @@ def source_date_epoch() -> int | None:
     return int(text)
 
 
+def printable(text: object) -> str:
+    """Return a text without what breaks a line or steers a terminal (names of files and images may have it)."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else repr(c)[1:-1] for c in str(text)).strip()
+
+
 def human(count: int) -> str:
     """Return a count of bytes in the largest binary unit that leaves at least 1: ``1.5 GiB``."""
     if count < 1024:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from ext4lite import __version__
+from ext4lite.units import printable
 
 COMMANDS: dict[str, str] = {
     "mkfs": "Make an empty volume.",
@@ -70,7 +71,7 @@ def _dispatch(argv: list[str]) -> int:
         print(f"ext4lite {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        print(f"ext4lite: no such command: {_one_line(argv[0])} (ext4lite --help lists them)", file=sys.stderr)
+        print(f"ext4lite: no such command: {printable(argv[0])} (ext4lite --help lists them)", file=sys.stderr)
         return EXIT_USAGE
     return _run_command(argv[0], argv[1:])
 
@@ -92,7 +93,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except typer.Exit as e:
         return e.exit_code
     except usage_error as e:
-        text = _one_line(e.format_message()).rstrip(".")
+        text = printable(e.format_message()).rstrip(".")
         print(f"ext4lite: {text} (ext4lite {name} --help tells more)", file=sys.stderr)
         return EXIT_USAGE
     return 0
@@ -116,14 +117,14 @@ def _guarded(call: Callable[[], int]) -> int:
         # What reading and writing volumes brings has become a HostError; what is left is our output.
         _silence_stdout()
         where = os.fsdecode(e.filename) if e.filename else "output"
-        print(f"ext4lite: {_one_line(where)}: {(e.strerror or str(e)).lower()}", file=sys.stderr)
+        print(f"ext4lite: {printable(where)}: {(e.strerror or str(e)).lower()}", file=sys.stderr)
         return EXIT_HOST
     except Exception as e:
         from ext4lite.errors import Ext4LiteError
 
         if not isinstance(e, Ext4LiteError):
             raise
-        print(f"ext4lite: {_one_line(e)}", file=sys.stderr)
+        print(f"ext4lite: {printable(e)}", file=sys.stderr)
         return e.exit_code
     finally:
         if previous is not None:
@@ -139,8 +140,3 @@ def _silence_stdout() -> None:
 
 def _terminate(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _one_line(text: object) -> str:
-    """Return a text without what breaks a line or steers a terminal (names of files and images may have it)."""
-    return "".join(c if c.isprintable() else " " if c == "\n" else repr(c)[1:-1] for c in str(text)).strip()

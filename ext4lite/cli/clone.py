@@ -40,12 +40,12 @@ def clone(
     sparse file.
     """
     from ext4lite.clone import clone as make
-    from ext4lite.units import human
+    from ext4lite.units import human, printable
 
     result = make(golden, episode, reflink=reflink.value, force=force)
     if result.method == "copy" and reflink is When.auto:
         print(
-            f"ext4lite: {episode}: the host file system cannot share blocks; copied {human(result.bytes)} "
+            f"ext4lite: {printable(episode)}: the host file system cannot share blocks; copied {human(result.bytes)} "
             f"in {result.seconds:.2f} s",
             file=sys.stderr,
         )

@@ -25,7 +25,7 @@ def inspect(
 
 
 def _text(r: Report) -> str:
-    from ext4lite.units import human
+    from ext4lite.units import human, printable
 
     flex = f", flex groups of {r.flex_bg_groups}" if r.flex_bg_groups > 1 else ""
     journal = r.journal.state
@@ -57,9 +57,9 @@ def _text(r: Report) -> str:
         f = r.fragmentation
         spread = ", ".join(f"{pieces}: {count}" for pieces, count in f.histogram.items())
         rows.append(("pieces", f"{f.mean:.2f} a file on average, at most {f.max} ({spread})"))
-    out = [f"{name:9} {value}" for name, value in rows]
+    out = [f"{name:9} {printable(value)}" for name, value in rows]
     for image in r.images or []:
-        out.append(f"{'docker':9} {_image(image)}")
+        out.append(f"{'docker':9} {printable(_image(image))}")
     return "\n".join(out)
 
 

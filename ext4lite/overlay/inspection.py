@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ext4lite.errors import Unsupported
 from ext4lite.overlay.docker_store import chain_id
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 _STORE = "image/overlay2"
 _MAX_JSON = 32 << 20
+_MAX_ALL = 512 << 20  # a hostile volume may name the same sparse file any number of times
+_MAX_DIGITS = 24
 _HEX = re.compile(rb"[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(slots=True)
@@ -48,20 +52,28 @@ def docker_images(volume: Volume) -> list[ImageInfo]:
     tags = _tags(volume)
     sizes: dict[str, int | None] = {}
     images = []
+    left = _MAX_ALL
     for name, ino, _ in volume.iterdir(contents):
-        raw = _read(volume, ino)
-        if not _HEX.fullmatch(name) or raw is None or hashlib.sha256(raw).hexdigest().encode() != name:
+        raw = _read(volume, ino) if _HEX.fullmatch(name) else None
+        if raw is None:
+            continue
+        left -= len(raw)
+        if left < 0:
+            raise Unsupported(
+                "more image configs than this version looks at", where=f"{volume.where}: {_STORE}/imagedb"
+            )
+        if hashlib.sha256(raw).hexdigest().encode() != name:
             continue
         config = _object(raw)
         rootfs = config.get("rootfs")
         diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-        if not isinstance(diff_ids, list):
+        if not isinstance(diff_ids, list) or not all(_is_digest(diff_id) for diff_id in diff_ids):
             continue
         identity = f"sha256:{name.decode()}"
         image = ImageInfo(identity, tags.get(identity, []), str(config.get("created") or ""), layers=len(diff_ids))
         chain = ""
         for diff_id in diff_ids:
-            chain = chain_id(chain, str(diff_id))
+            chain = chain_id(chain, diff_id)
             if chain not in sizes:
                 sizes[chain] = _layer_size(volume, chain)
             size = sizes[chain]
@@ -95,7 +107,7 @@ def _layer_size(volume: Volume, chain: str) -> int | None:
     """A layer's size from layerdb, None if the layer is not (wholly) there."""
     ino = volume.lookup(f"{_STORE}/layerdb/{chain.replace(':', '/', 1)}/size")
     text = None if ino is None else _read(volume, ino)
-    if text is None or not text.strip().isdigit():
+    if text is None or not text.strip().isdigit() or len(text) > _MAX_DIGITS:
         return None
     return int(text)
 
@@ -106,6 +118,10 @@ def _read(volume: Volume, ino: int) -> bytes | None:
     if status.kind != "file" or status.size > _MAX_JSON:
         return None
     return volume.read(ino, 0, status.size)
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _object(raw: bytes) -> dict[str, Any]:

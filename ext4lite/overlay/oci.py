@@ -14,6 +14,7 @@ Sources: OCI image-spec v1 (image-layout, image-index, manifest, config, annotat
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -37,6 +38,9 @@ CHUNK = 1 << 20
 _MAX_JSON = 32 << 20
 _MAX_MEMBERS = 1 << 20
 _MAX_INDEX_DEPTH = 4
+# Indexes may name each other and the same blob any number of times; what is read of an archive is bounded as a whole.
+_MAX_DOCUMENTS = 20_000
+_MAX_DOCUMENT_BYTES = 512 << 20
 #: dockerd refuses deeper images (moby: maxLayerDepth).
 MAX_LAYERS = 125
 
@@ -67,7 +71,7 @@ class Blob:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise HostError(error.strerror or str(error), where=self.path) from error
+            raise HostError.from_os(error, self.path) from error
         try:
             yield fd
         finally:
@@ -175,13 +179,16 @@ def open_images(path: str | Path, *, platform: str = "linux/amd64", tag: str | N
     cannot be read.
     """
     path = os.fspath(path)
+    if not path:
+        raise HostError("an empty path names no image")
     try:
         blobs: _Blobs = _Directory(path) if Path(path).is_dir() else _Archive(path)
     except OSError as error:
-        raise HostError(error.strerror or str(error), where=path) from error
+        hint = "archives that are compressed or come from a pipe need room in TMPDIR" if _no_room(error) else ""
+        raise HostError((error.strerror or str(error)).lower(), where=path, hint=hint) from error
     try:
         if blobs.get("manifest.json") is not None:
-            images = _docker_images(blobs)
+            images = _docker_images(blobs, _Documents())
         elif blobs.get("index.json") is not None:
             images = _oci_images(blobs, platform)
         elif blobs.get("repositories") is not None:
@@ -205,6 +212,26 @@ def open_images(path: str | Path, *, platform: str = "linux/amd64", tag: str | N
     return ImageArchive(blobs, images)
 
 
+def _no_room(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Documents:
+    """Reads an archive's JSON documents, and only so many and so much."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_DOCUMENTS
+        self._bytes_left = _MAX_DOCUMENT_BYTES
+
+    def read(self, blob: Blob) -> bytes:
+        """All of a blob. ImageError when it, or all that was read so far, is too much for an image archive."""
+        self._left -= 1
+        self._bytes_left -= blob.size
+        if self._left < 0 or self._bytes_left < 0:
+            raise ImageError(f"too many manifests, indexes and configs for an image archive, the last is {blob.name}")
+        return blob.read()
+
+
 # -- where blobs are ------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +243,10 @@ class _Directory:
         self._root = os.path.realpath(path)
 
     def get(self, name: str) -> Blob | None:
-        full = os.path.realpath(f"{self._root}/{name}")  # untrusted: resolved first, then checked
+        try:
+            full = os.path.realpath(f"{self._root}/{name}")  # untrusted: resolved first, then checked
+        except ValueError:  # NUL, or a surrogate that stands for no byte
+            return None
         if not full.startswith(self._root + os.sep):
             raise ImageError(f"{name!r} is outside of the layout", where=self.where)
         try:
@@ -224,7 +254,7 @@ class _Directory:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise HostError(error.strerror or str(error), where=full) from error
+            raise HostError.from_os(error, full) from error
         if not stat.S_ISREG(status.st_mode):
             raise ImageError(f"{name!r} is not a file", where=self.where)
         return Blob(name, -1, 0, status.st_size, full)
@@ -311,7 +341,7 @@ class _Archive:
 # -- docker-archive -------------------------------------------------------------------------------------------------
 
 
-def _docker_images(blobs: _Blobs) -> list[Image]:
+def _docker_images(blobs: _Blobs, documents: _Documents) -> list[Image]:
     """The images of a ``docker save`` archive, old form (``ID/layer.tar``) and new (``blobs/sha256/…``)."""
     images: list[Image] = []
     manifest = _json(_need(blobs, "manifest.json").read(), "manifest.json", list)
@@ -320,7 +350,7 @@ def _docker_images(blobs: _Blobs) -> list[Image]:
             raise ImageError("manifest.json: not a list of objects")
         config_name = _text(item.get("Config"), "manifest.json: Config")
         layer_names = _strings(item.get("Layers"), "manifest.json: Layers")
-        config = _need(blobs, config_name).read()
+        config = documents.read(_need(blobs, config_name))
         digest = hashlib.sha256(config).hexdigest()
         # docker: HEX.json or blobs/sha256/HEX; go-containerregistry: sha256:HEX.
         named = posixpath.basename(config_name).removesuffix(".json").removeprefix("sha256:")
@@ -347,24 +377,27 @@ def _oci_images(blobs: _Blobs, platform: str) -> list[Image]:
     index = _json(_need(blobs, "index.json").read(), "index.json", dict)
     images: dict[str, Image] = {}
     others: set[str] = set()
-    _walk_index(blobs, index, "index.json", platform=platform, tags=[], images=images, others=others)
+    walk = _Walk(blobs, platform, images, others, _Documents())
+    _walk_index(walk, index, "index.json", tags=[])
     if not images and others:
         raise ImageError(f"no image for {platform} in it, only for {', '.join(sorted(others))}")
     return list(images.values())
 
 
-def _walk_index(
-    blobs: _Blobs,
-    index: dict[str, Any],
-    where: str,
-    *,
-    platform: str,
-    tags: list[str],
-    images: dict[str, Image],
-    others: set[str],
-    depth: int = 0,
-) -> None:
-    """Collect the images for ``platform`` from an index and those in it; tags are inherited from outer descriptors."""
+@dataclass(slots=True)
+class _Walk:
+    """What a walk through a layout's indexes looks for (``platform``), and what it found: images, other platforms."""
+
+    blobs: _Blobs
+    platform: str
+    images: dict[str, Image]
+    others: set[str]
+    documents: _Documents
+
+
+def _walk_index(walk: _Walk, index: dict[str, Any], where: str, *, tags: list[str], depth: int = 0) -> None:
+    """Collect the images for a platform from an index and those in it; tags are inherited from outer descriptors."""
+    blobs, platform, others = walk.blobs, walk.platform, walk.others
     if depth > _MAX_INDEX_DEPTH:
         raise ImageError(f"{where}: indexes are nested too deeply")
     for descriptor in _list(index.get("manifests"), f"{where}: manifests"):
@@ -381,23 +414,14 @@ def _walk_index(
             continue
         inner = [*tags, *_annotated_tags(annotations)]
         blob = _blob(blobs, descriptor, where)
-        content = blob.read()
+        content = walk.documents.read(blob)
         _verify(content, descriptor["digest"])
         document = _json(content, blob.name, dict)
         if "manifests" in document:
-            _walk_index(
-                blobs,
-                document,
-                blob.name,
-                platform=platform,
-                tags=inner,
-                images=images,
-                others=others,
-                depth=depth + 1,
-            )
+            _walk_index(walk, document, blob.name, tags=inner, depth=depth + 1)
             continue
         config_blob = _blob(blobs, document.get("config"), blob.name)
-        config = config_blob.read()
+        config = walk.documents.read(config_blob)
         _verify(config, document["config"]["digest"])
         layers = [_blob(blobs, layer, blob.name) for layer in _list(document.get("layers"), f"{blob.name}: layers")]
         if not wanted:
@@ -407,7 +431,7 @@ def _walk_index(
                 others.add(actual)
                 continue
         image = _image(config, layers, inner, "")
-        known = images.setdefault(image.id, image)
+        known = walk.images.setdefault(image.id, image)
         known.tags.extend(tag for tag in image.tags if tag not in known.tags)
 
 

@@ -259,3 +259,11 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, code: int
     assert child.returncode == code
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_volume_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mkfs", "--size", "4M", "-q", "--label", "\x1b[31mred\x07\n", str(tmp_path / "i")]) == 0
+    assert run(["inspect", str(tmp_path / "i")]) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[31mred\\x07" in out
+    assert "\x1b" not in out

@@ -289,7 +289,7 @@ def test_layout_cannot_lead_outside(tmp_path: Path) -> None:
 
 def test_not_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    with pytest.raises(HostError, match="No such file"):
+    with pytest.raises(HostError, match="no such file"):
         open_images(path)
     (tmp_path / "layout/manifest.json").mkdir(parents=True)
     with pytest.raises(ImageError, match="not a file"):
