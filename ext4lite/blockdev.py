@@ -41,11 +41,13 @@ def _set_lock(fd: int, kind: int) -> None:
 
 
 def _refuse_mounted(fd: int, path: StrPath, *, writing: bool) -> None:
-    """Raise VolumeBusy if the kernel has the image mounted through a loop device: it takes no lock of its own.
+    """Raise VolumeBusy if the kernel has the image mounted, itself or through a loop device: it takes no lock.
 
     A reader only minds a mount that writes. Seen are the mounts of this process's namespace.
     """
-    for device in _loop_devices(fd):
+    info = os.fstat(fd)
+    itself = [f"{os.major(info.st_rdev)}:{os.minor(info.st_rdev)}"] if stat.S_ISBLK(info.st_mode) else []
+    for device in (*itself, *_loop_devices(fd)):
         for where, options in _mounts_of(device):
             if writing or "rw" in options:
                 raise VolumeBusy(
@@ -100,7 +102,13 @@ def lock_exclusive(fd: int, path: StrPath, command: str = "") -> None:
     """
     _lock(fd, path, fcntl.F_WRLCK)
     _refuse_mounted(fd, path, writing=True)
-    _write_record(Path(path), command or Path(sys.argv[0] or "python").name)
+    _write_record(Path(path), command or _program())
+
+
+def _program() -> str:
+    """Return the running program's name for people; python for a ``-c`` or ``-``."""
+    name = Path(sys.argv[0] if sys.argv else "").name
+    return "python" if not name or name.startswith("-") else name
 
 
 def unlock(fd: int, path: StrPath) -> None:
@@ -184,7 +192,7 @@ def _holder_from_proc(fd: int) -> str:
             with contextlib.suppress(OSError):
                 for entry in (process / "fdinfo").iterdir():
                     text = entry.read_text()
-                    if "OFDLCK" in text and wanted in text and str(fd) != entry.name:
+                    if "OFDLCK" in text and wanted in text:  # ours is not among them: it has no lock
                         name = (process / "comm").read_text().strip()
                         return f"{name} (pid {process.name})"
     return ""

@@ -70,7 +70,7 @@ def _clone_locked(
         if reflink != "never" and _try_ficlone(new.fd, fd, target, reflink):
             method = "reflink"
         else:
-            copied = hostfs.copy_sparse(new.fd, fd, os.fstat(fd).st_size)
+            copied = hostfs.copy_sparse(new.fd, fd, os.lseek(fd, 0, os.SEEK_END))  # fstat says 0 for a block device
         if replace:  # a guest may have come to the old file meanwhile
             check_target(target, force=True)
         new.publish(replace=replace)

@@ -267,12 +267,24 @@ def copy_sparse(target: int, source: int, size: int) -> int:
                     kernel = False
                     continue
             else:
-                done = _pwrite_all(target, os.pread(source, min(end - at, _CHUNK), at), at)
+                data = os.pread(source, min(end - at, _CHUNK), at)
+                done = len(data)
+                _pwrite_nonzero(target, data, at)
             if done == 0:
                 raise OSError(errno.EIO, "the source became shorter while it was copied")
             at += done
             total += done
     return total
+
+
+def _pwrite_nonzero(fd: int, data: bytes, offset: int) -> None:
+    """Write what is not zeros of 64 KiB: a source that cannot tell its holes (a block device) has them here."""
+    step = 64 << 10
+    zeros = bytes(step)
+    for at in range(0, len(data), step):
+        piece = data[at : at + step]
+        if piece != zeros[: len(piece)]:
+            _pwrite_all(fd, piece, offset + at)
 
 
 def _pwrite_all(fd: int, data: bytes, offset: int) -> int:

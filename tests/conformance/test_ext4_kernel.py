@@ -292,3 +292,26 @@ def test_debugfs_reads_the_extent_tree(tmp_path: Path) -> None:
         ours_count = len(volume.extents(ino))
     assert ours_count > 340  # more than one leaf
     assert sum(line.startswith(" 1/ 1") for line in listing.splitlines()) == ours_count
+
+
+@pytest.mark.root
+def test_a_block_device_is_an_image_too(tmp_path: Path) -> None:
+    """It is read and cloned whole, zeros becoming holes; not while the kernel has it mounted for writing."""
+    build_sample(tmp_path / "i", many=10)
+    device = run(tool("losetup"), "-f", "--show", tmp_path / "i").strip()
+    try:
+        assert_same(ours(Path(device)), ours(tmp_path / "i"))
+        assert clone(device, tmp_path / "copy").method == "copy"
+        assert (tmp_path / "copy").read_bytes() == (tmp_path / "i").read_bytes()
+        assert (tmp_path / "copy").stat().st_blocks * 512 < 40 << 20
+        (tmp_path / "m").mkdir()
+        run("mount", device, tmp_path / "m")
+        try:
+            for attempt in (lambda: inspect(device), lambda: clone(device, tmp_path / "second")):
+                with pytest.raises(VolumeBusy, match="mounted"):
+                    attempt()
+        finally:
+            run("umount", tmp_path / "m")
+    finally:
+        run(tool("losetup"), "-d", device)
+    assert not (tmp_path / "second").exists()

@@ -95,6 +95,31 @@ def test_a_holder_without_a_record_is_found(image: Path) -> None:
     Volume.open(image).close()
 
 
+def test_a_holder_without_a_record_is_found_by_a_command(image: Path, tmp_path: Path) -> None:
+    """Holder and finder have the volume open under the same number; and another name of it has no record."""
+    other = tmp_path / "other"
+    other.hardlink_to(image)
+    code = (
+        "import sys; from ext4lite.blockdev import *; g = open_for_guest(sys.argv[1]); print(g.fd, flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(image)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        number = int(child.stdout.readline())
+        look = "import sys; from ext4lite.blockdev import *; f = open_image(sys.argv[1])\n"
+        look += "print(f)\ntry: lock_shared(f, sys.argv[1])\nexcept Exception as e: print(e)"
+        for name, who in ((image, "python"), (other, r"\S+")):
+            done = subprocess.run([sys.executable, "-c", look, str(name)], capture_output=True, text=True, check=True)
+            first, second = done.stdout.splitlines()
+            assert int(first) == number
+            assert re.fullmatch(rf".*is in use by {who} \(pid {child.pid}\)", second)
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_a_stale_record_does_not_lock(image: Path) -> None:
     record_path(image).write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": 0}))
     with open_for_guest(image):
