@@ -55,7 +55,7 @@ class EventReader:
                 left = None if deadline is None else deadline - time.monotonic()
                 if self._ended or (left is not None and left <= 0):
                     return None
-                self._changed.wait(left)
+                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def join(self, timeout: float) -> bool:
         """Wait until all writers are gone. Tells whether they are."""

@@ -37,10 +37,14 @@ _KILL_TIMEOUT = 2.0
 """Seconds that a supervisor has to clean up after its lifeline was cut, before it is killed itself."""
 _FORCEFUL = 3
 """So many SIGTERMs make the supervisor kill the guest from inside, with volumes closed cleanly (docs/episode.md)."""
+_LISTEN_TIMEOUT = 5.0
+"""Seconds that a supervisor may take until it listens to signals."""
 _CLOSE_TIMEOUT = 10.0
 """Seconds for a killed guest's volumes to be written and closed."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that a supervisor hands on to the guest's first process."""
+_LONGEST_POLL_MS = 1 << 30
+"""poll(2) takes 24 days at most."""
 _NOT_FOUND = ("no such file or directory", "error finding executable")
 _NOT_EXECUTABLE = ("permission denied", "exec format error", "is a directory", "not a directory")
 """What the guest's kernel says of a command that cannot be started. Docker tells 126 and 127 apart by such words, too
@@ -216,8 +220,13 @@ class Sandbox:
             return None
 
     def send_signal(self, number: int) -> None:
-        """Send one of :data:`FORWARDED` to the guest's first process. Nothing happens once it has ended."""
-        self._running()
+        """Send one of :data:`FORWARDED` to the guest's first process. Nothing happens once it has ended.
+
+        Before the guest runs, the signal waits for it. Until the supervisor listens, a matter of milliseconds, we wait:
+        the signal would end the supervisor itself.
+        """
+        events, _ = self._running()
+        events.wait("supervisor", _LISTEN_TIMEOUT)
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -286,7 +295,15 @@ class Sandbox:
         try:
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
-            return bool(poller.poll(None if timeout is None else max(timeout, 0) * 1000))
+            if timeout is None:
+                return bool(poller.poll())
+            deadline = time.monotonic() + timeout
+            while True:
+                left = max(deadline - time.monotonic(), 0) * 1000
+                if poller.poll(min(left, _LONGEST_POLL_MS)):
+                    return True
+                if left <= _LONGEST_POLL_MS:
+                    return False
         finally:
             os.close(pidfd)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from types import FrameType
 from typing import Annotated
@@ -73,6 +74,9 @@ def run(
     """
     if net not in ("nat", "none"):
         raise ConfigError(f"unknown network mode {net!r}", hint="nat or none")
+    for seconds in (timeout, stop_timeout):
+        if seconds is not None and not math.isfinite(seconds):
+            raise ConfigError(f"{seconds} is no number of seconds")
     mounts: tuple[Mount, ...] = tuple(map(parse_mount, mount or ()))
     ports: tuple[Publish, ...] = tuple(map(parse_publish, publish or ()))
     config = Config(

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -140,11 +141,10 @@ func (s *supervisor) run(specFD int, t0 int64) (int, error) {
 	if ep.EventsFD != nil {
 		s.events = &eventWriter{f: os.NewFile(uintptr(*ep.EventsFD), "events")}
 	}
-	s.events.emit(Event{Event: EventSupervisor, TimeNS: t0, PID: os.Getpid()})
-
-	// Signals are held from here on and delivered when the guest runs.
+	// Signals are held from here on and delivered when the guest runs. The event says so: who wants to send one waits for it.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, forwarded...)
+	s.events.emit(Event{Event: EventSupervisor, TimeNS: t0, PID: os.Getpid()})
 	// A caught SIGPIPE turns a closed stderr or events stream into EPIPE; an ignored one would be inherited.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	if ep.LifelineFD != nil {
@@ -652,7 +652,11 @@ func (s *supervisor) forwardSignals(signals <-chan os.Signal) {
 	}
 }
 
-// logTail returns the line of the Sentry's log that best says why it died: a panic's or fatal error's first line, else the last one.
+// logLine is what gVisor's own lines begin with: level, month and day.
+var logLine = regexp.MustCompile(`^[DIW][0-9]{4} `)
+
+// logTail returns the line of the Sentry's log that best says why it died: a panic's or fatal error's first line, else the last one
+// that is no message of gVisor's, which are about other things.
 func (s *supervisor) logTail() string {
 	if s.log == nil {
 		return ""
@@ -669,7 +673,7 @@ func (s *supervisor) logTail() string {
 				return text
 			}
 		}
-		if text != "" {
+		if text != "" && !logLine.MatchString(text) {
 			last = text
 		}
 	}
