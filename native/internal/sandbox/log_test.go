@@ -65,3 +65,18 @@ func TestBoundedLog(t *testing.T) {
 		t.Errorf("the log has %d bytes, the bound is %d", st.Size(), maxLogBytes)
 	}
 }
+
+func TestIsLogLine(t *testing.T) {
+	for line, want := range map[string]bool{
+		"W1129 20:01:37.425316    3190 loader.go:24] from everywhere": true,
+		"panic: something":                     false,
+		"W1129":                                false,
+		"Wabcd what":                           false,
+		"1129 what":                            false,
+		"runtime: out of memory: cannot alloc": false,
+	} {
+		if isLogLine(line) != want {
+			t.Errorf("isLogLine(%q) is not %v", line, want)
+		}
+	}
+}

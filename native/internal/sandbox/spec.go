@@ -13,7 +13,6 @@ import (
 	"io"
 	"net"
 	"path"
-	"regexp"
 	"strings"
 )
 
@@ -134,10 +133,20 @@ func (e *SpecError) Error() string {
 	return fmt.Sprintf("episode spec: %s: %s", e.Field, e.Reason)
 }
 
-var (
-	idPattern       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
-	hostnamePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,62})$`)
-)
+// isName tells whether s has one to most bytes, the first a letter or digit, the others letters, digits or one of others. Not a regular
+// expression: compiling one with such a count takes a quarter of a millisecond, in each process of every start.
+func isName(s, others string, most int) bool {
+	if s == "" || len(s) > most {
+		return false
+	}
+	for i, c := range []byte(s) {
+		alphanumeric := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+		if !alphanumeric && (i == 0 || strings.IndexByte(others, c) < 0) {
+			return false
+		}
+	}
+	return true
+}
 
 // ParseEpisode reads one document to EOF, rejects unknown fields, fills in defaults and validates it.
 // Errors are *SpecError, or wrap the error of the reader.
@@ -198,10 +207,10 @@ func (e *Episode) applyDefaults() {
 
 // Validate checks everything that can be checked without touching the system. The first fault is returned.
 func (e *Episode) Validate() error {
-	if !idPattern.MatchString(e.ID) {
+	if !isName(e.ID, "_.-", 64) {
 		return &SpecError{"id", fmt.Sprintf("%q: 1 to 64 of [A-Za-z0-9_.-], beginning with a letter or digit", e.ID)}
 	}
-	if !hostnamePattern.MatchString(e.Hostname) {
+	if !isName(e.Hostname, ".-", 63) {
 		return &SpecError{"hostname", fmt.Sprintf("%q is no host name", e.Hostname)}
 	}
 	if !path.IsAbs(e.RuntimeDir) {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -652,8 +651,12 @@ func (s *supervisor) forwardSignals(signals <-chan os.Signal) {
 	}
 }
 
-// logLine is what gVisor's own lines begin with: level, month and day.
-var logLine = regexp.MustCompile(`^[DIW][0-9]{4} `)
+// isLogLine tells whether a line is a message of gVisor's: those begin with level, month and day ("W1129 ").
+func isLogLine(line string) bool {
+	level, rest, _ := strings.Cut(line, " ")
+	_, err := strconv.ParseUint(strings.TrimLeft(level, "DIW"), 10, 32)
+	return rest != "" && len(level) == 5 && strings.ContainsAny(level[:1], "DIW") && err == nil
+}
 
 // logTail returns the line of the Sentry's log that best says why it died: a panic's or fatal error's first line, else the last one
 // that is no message of gVisor's, which are about other things.
@@ -673,7 +676,7 @@ func (s *supervisor) logTail() string {
 				return text
 			}
 		}
-		if text != "" && !logLine.MatchString(text) {
+		if text != "" && !isLogLine(text) {
 			last = text
 		}
 	}
