@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,27 @@ from gvx.images import ImageCache, sentry_binary
 from gvx.residue import HostState, left_behind
 
 IMAGE_NAMES = ("dind",)
+_OTHERS = re.compile(r"/tmp/gvx-\d+(/|$)")
+"""Where episodes of users without XDG_RUNTIME_DIR are: a demo or a benchmark that runs beside the tests."""
 
 
 @dataclass(slots=True)
 class User:
     """Runs things as an ordinary user (uid 65534 when the tests run as root), never as root.
 
-    ``home`` is his; ``sentry`` is a copy of gvx-sentry that nobody else runs, so that its processes are all ours.
+    ``home`` is his; ``sentry`` is a copy of gvx-sentry that nobody else runs, so that its processes are all ours, and
+    the private directories of his episodes are in ``runtime`` and not beside those of others with the same uid.
     """
 
     home: Path
     ordinary: Ordinary
     sentry: Path
     extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runtime(self) -> Path:
+        """The directory above those of his episodes; it exists while there are any."""
+        return self.home / "run" / "gvx"
 
     def popen(self, *argv: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command; stdin is empty, stdout and stderr are pipes unless given."""
@@ -66,7 +75,8 @@ class User:
 
     def look(self) -> HostState:
         """Take the host's state, this user's scratch directory included."""
-        return HostState.take(self.sentry, [self.home])
+        state = HostState.take(self.sentry, [self.home])
+        return replace(state, files=frozenset(path for path in state.files if not _OTHERS.match(path)))
 
     @staticmethod
     def _finish(
@@ -95,6 +105,10 @@ def user() -> Iterator[User]:
         ordinary = Ordinary.prepare(home)
         sentry = Path(shutil.copy2(sentry_binary(), home / "gvx-sentry"))
         ordinary.environment["GVX_SENTRY"] = str(sentry)
+        run = home / "run"
+        run.mkdir(mode=0o700)
+        os.chown(run, *(ordinary.identity.get(key, -1) for key in ("user", "group")))
+        ordinary.environment["XDG_RUNTIME_DIR"] = str(run)
         someone = User(home, ordinary, sentry)
         if ready := os.environ.get("GVX_E2E_CACHE"):  # a cache made before, to save the import while working on a test
             ordinary.environment["XDG_CACHE_HOME"] = ready

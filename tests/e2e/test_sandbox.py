@@ -11,7 +11,6 @@ import pytest
 from e2e.conftest import User, wait_for
 
 from gvx.residue import running
-from gvx.runtime import base_dir
 
 pytestmark = [pytest.mark.sentry, pytest.mark.images, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -20,9 +19,10 @@ import os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from gvx import *
 from gvx.errors import *
-from gvx.images import sentry_binary
 from gvx.logs import BoundedLog
-from gvx.residue import running
+def gone(box):  # by pid: others of this uid may run episodes beside the tests
+    pids = [box.pid, *(event.data["pid"] for event in box.events if "pid" in event.data)]
+    return not any(Path("/proc", str(pid)).exists() for pid in pids)
 def sh(script, **more):
     return Config(image="docker:dind", entrypoint="", command=("sh", "-c", script), network="none", **more)
 """
@@ -65,10 +65,11 @@ except InfraError: pass
 else: raise AssertionError("it was closed")
 with Sandbox(sh("sleep 1000")) as box:
     box.wait_started(30)
+    assert not gone(box)
     assert box.kill() == ExitStatus(137, 9)
-    assert not running(sentry_binary())
+    assert gone(box)
 with Sandbox(sh("sleep 1000")) as box: pass
-assert not running(sentry_binary())
+assert gone(box)
 print("fine")
 """
     check(user, code)
@@ -93,11 +94,12 @@ print("fine")
 def test_failures_are_typed_and_leave_nothing(user: User) -> None:
     code = """
 def fails(kind, config):
+    box = Sandbox(config, stderr=subprocess.DEVNULL)
     try:
-        with Sandbox(config, stderr=subprocess.DEVNULL) as box: box.wait_started(30)
+        with box: box.wait_started(30)
     except GvxError as error: assert type(error) is kind, repr(error)
     else: raise AssertionError(kind)
-    assert not running(sentry_binary())
+    assert gone(box)
 fails(CommandNotFound, Config(image="docker:dind", entrypoint="no-such"))
 fails(CommandNotExecutable, Config(image="docker:dind", entrypoint="/etc/passwd"))
 fails(ImageError, Config(image="no-such"))
@@ -109,7 +111,7 @@ try:
         box.wait_started(30)
         raise ZeroDivisionError
 except ZeroDivisionError: pass
-assert not running(sentry_binary())
+assert gone(box)
 print("fine")
 """
     check(user, code)
@@ -146,7 +148,7 @@ def test_what_was_left_by_both_being_killed_is_swept_up(user: User) -> None:
     process = user.popen(user.ordinary.python, "-c", HEAD + code + "; time.sleep(1000)")
     assert process.stdout is not None
     pid, name = process.stdout.readline().split()
-    left = base_dir().with_name(f"gvx-{user.ordinary.identity.get('user', base_dir().name[4:])}") / name.decode()
+    left = user.runtime / name.decode()
     assert left.is_dir()
     process.send_signal(signal.SIGSTOP)  # so that it cannot clean up in between
     os.kill(int(pid), signal.SIGKILL)
