@@ -44,6 +44,7 @@ _MAX_DOCUMENT_BYTES = 512 << 20
 #: dockerd refuses deeper images (moby: maxLayerDepth).
 MAX_LAYERS = 125
 
+_OWN_DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/(?P<number>[0-9]{1,6})")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -269,7 +270,9 @@ class _Archive:
 
     def __init__(self, path: str) -> None:
         self.where = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        own = _OWN_DESCRIPTOR.fullmatch(path)
+        # What we were given open may be another user's (docker save | sudo -u …), and opening it anew needs rights.
+        self._fd = os.dup(int(own["number"] or 0)) if own else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 self._replace(iter(lambda: os.read(self._fd, CHUNK), b""))

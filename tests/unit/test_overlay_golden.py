@@ -337,6 +337,7 @@ def test_an_ordinary_user_makes_the_same_volume(tmp_path: Path) -> None:
         Entry("d/.wh..wh..opq"),
     )
     archive = docker_archive(tmp_path / "a.tar", layer)
+    archive.chmod(0o600)  # what is given open needs no right to be opened
     ours = golden(tmp_path / "root.ext4", archive).read_bytes()
     nobody = 65534
     with tempfile.TemporaryDirectory(prefix="gvx-") as directory_:  # pytest's own directories are for the owner only
