@@ -39,7 +39,7 @@ _MAX_JSON = 32 << 20
 _MAX_MEMBERS = 1 << 20
 _MAX_INDEX_DEPTH = 4
 # Indexes may name each other and the same blob any number of times; what is read of an archive is bounded as a whole.
-_MAX_DOCUMENTS = 20_000
+_MAX_DOCUMENTS = 5_000
 _MAX_DOCUMENT_BYTES = 512 << 20
 #: dockerd refuses deeper images (moby: maxLayerDepth).
 MAX_LAYERS = 125

@@ -80,11 +80,13 @@ def documents(files: dict[str, bytes]) -> Iterator[tuple[str, Any]]:
 def test_any_json_in_an_archive(tmp_path: Path, files: dict[str, bytes]) -> None:
     archive, layout = tmp_path / "archive", tmp_path / "layout"
     refused = taken = 0
+    write_layout(layout, files)
     for name, document in documents(files):
-        for other in changed(document):
+        for number, other in enumerate(changed(document)):
             now = replaced(files, name, json.dumps(other).encode())
-            write_archive(archive, now)
-            for path in archive, write_layout(layout, now):
+            write_layout(layout, {k: v for k, v in now.items() if files.get(k) != v or k == name})
+            # Names are resolved in the layout's own way, all else is shared: every fourth as an archive is enough.
+            for path in (layout, write_archive(archive, now)) if number % 4 == 0 else (layout,):
                 try:
                     with open_images(path) as opened:
                         assert opened.images
@@ -92,6 +94,7 @@ def test_any_json_in_an_archive(tmp_path: Path, files: dict[str, bytes]) -> None
                 except (ImageError, HostError) as error:
                     assert str(path) in error.where
                     refused += 1
+            write_layout(layout, {name: files[name]})
     assert min(refused, taken) > 100  # both are tried
 
 
