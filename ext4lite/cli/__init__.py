@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "Show what a volume is and holds.",
     "clone": "Make an episode's copy of a golden volume.",
     "manifest": "List a volume's content as JSON Lines.",
+    "recover": "Replay a volume's journal after a crash and leave it clean.",
 }
 
 EXIT_INTERRUPTED = 130

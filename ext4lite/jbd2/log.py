@@ -6,7 +6,8 @@ Both recovery and transactions stand on it. Source of all rules: Documentation/f
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ext4lite.checksum import crc32c
@@ -92,23 +93,64 @@ def _host(error: Exception, where: str) -> HostError:
     return HostError.from_os(error, where) if isinstance(error, OSError) else HostError(str(error), where=where)
 
 
+class _Layered(Mapping[int, bytes]):
+    """Two mappings as one; the upper one wins."""
+
+    def __init__(self, upper: Mapping[int, bytes], lower: Mapping[int, bytes]) -> None:
+        self._upper, self._lower = upper, lower
+
+    def __getitem__(self, number: int) -> bytes:
+        return self._upper[number] if number in self._upper else self._lower[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._upper.keys() | self._lower.keys())
+
+    def __len__(self) -> int:
+        return len(self._upper.keys() | self._lower.keys())
+
+
 class Overlay:
-    """Blocks in memory above others that are never written to: what a volume would look like."""
+    """Blocks in memory above others that are never written to: what a volume would look like.
 
-    __slots__ = ("_below", "block_size", "dirty")
+    ``base`` holds what a log brings, ``dirty`` what was changed on top of that.
+    """
 
-    def __init__(self, below: Blocks, dirty: dict[int, bytes] | None = None) -> None:
+    __slots__ = ("_below", "base", "block_size", "dirty")
+
+    def __init__(self, below: Blocks, base: Mapping[int, bytes]) -> None:
         self._below = below
         self.block_size = below.block_size
-        self.dirty: dict[int, bytes] = {} if dirty is None else dirty
-        """Number and content of each block that differs."""
+        self.base = base
+        self.dirty: dict[int, bytes] = {}
 
     def read(self, block: int, count: int = 1) -> bytes:
         """See :class:`Blocks`."""
         if count == 1:
-            found = self.dirty.get(block)
+            found = self.changed(block)
             return self._below.read(block) if found is None else found
         return b"".join(self.read(block + i) for i in range(count))
+
+    def changed(self, block: int) -> bytes | None:
+        """Return a block that differs from what lies below, else None."""
+        found = self.dirty.get(block)
+        return self.base.get(block) if found is None else found
+
+    def everything(self) -> Mapping[int, bytes]:
+        """Return all blocks that differ, without copying them."""
+        return _Layered(self.dirty, self.base)
+
+    def patch(self, data: bytes, offset: int) -> bytes:
+        """Return ``data``, read from byte ``offset`` below, as it is in the overlay."""
+        size = self.block_size
+        first, last = offset // size, (offset + len(data) - 1) // size
+        out: bytearray | None = None
+        for block in range(first, last + 1):
+            if block in self.dirty or block in self.base:
+                out = bytearray(data) if out is None else out
+                found = self.changed(block) or b""
+                start = block * size - offset
+                out[max(start, 0) : start + size] = found[max(-start, 0) :][: len(data) - max(start, 0)]
+        return data if out is None else bytes(out)
 
     def write(self, block: int, data: bytes) -> None:
         """See :class:`Blocks`."""
@@ -120,7 +162,7 @@ class Overlay:
         """Do nothing: memory is all there is."""
 
 
-def write_back(blocks: Blocks, dirty: dict[int, bytes]) -> None:
+def write_back(blocks: Blocks, dirty: Mapping[int, bytes]) -> None:
     """Write ``dirty`` blocks in place, neighbours together (up to 1 MiB), without a flush."""
     most = (1 << 20) // blocks.block_size
     numbers = sorted(dirty)
@@ -144,6 +186,7 @@ class Log:
         self.block_size = blocks.block_size
         self.where = where
         self._runs = [(r.logical, r.count, r.physical) for r in runs]
+        self._logicals = [r.logical for r in runs]
         self._raw = raw
         self.super = sb = JournalSuperBlock.unpack(raw)
         v2 = sb.h_blocktype == c.JBD2_SUPERBLOCK_V2
@@ -212,12 +255,21 @@ class Log:
             raise CorruptImage(f"the log starts at block {sb.s_start}, outside the journal", where=where)
         return log
 
+    def _run(self, number: int) -> tuple[int, int]:
+        """Return (block of the volume, blocks that follow without a gap, it included) of a block of the journal."""
+        i = bisect_right(self._logicals, number) - 1
+        logical, count, physical = self._runs[max(i, 0)]
+        if not logical <= number < logical + count:
+            raise CorruptImage(f"the journal has no block {number}", where=self.where)
+        return physical + number - logical, logical + count - number
+
     def physical(self, number: int) -> int:
         """Return the block of the volume that holds block ``number`` of the journal."""
-        for logical, count, physical in self._runs:
-            if logical <= number < logical + count:
-                return physical + number - logical
-        raise CorruptImage(f"the journal has no block {number}", where=self.where)
+        return self._run(number)[0]
+
+    def contiguous(self, number: int) -> int:
+        """Return how many blocks of the journal from ``number`` on lie one behind the other in the volume."""
+        return self._run(number)[1]
 
     def own_blocks(self) -> list[tuple[int, int]]:
         """Return (start, count) of the blocks of the volume that the journal takes."""
@@ -231,15 +283,9 @@ class Log:
         """Write blocks of the journal from ``number`` on; they must not go beyond its end."""
         size, at = self.block_size, 0
         while at < len(data):
-            start = number + at // size
-            for logical, count, physical in self._runs:
-                if logical <= start < logical + count:
-                    length = min(len(data) - at, (logical + count - start) * size)
-                    self.blocks.write(physical + start - logical, data[at : at + length])
-                    at += length
-                    break
-            else:
-                raise CorruptImage(f"the journal has no block {start}", where=self.where)
+            physical, together = self._run(number + at // size)
+            self.blocks.write(physical, data[at : at + together * size])
+            at += together * size
 
     def after(self, number: int, step: int = 1) -> int:
         """Return the block ``step`` (less than the log's length) behind ``number``, round the log's end."""
