@@ -136,13 +136,14 @@ class WritableBase(Volume):
         self.cache.begin()
         self.alloc.begin()
         self._in_operation, self._changed = True, False
-        last_orphan = self.super.raw.s_last_orphan
+        raw = self.super.raw
+        before = raw.s_last_orphan, raw.s_feature_ro_compat
         try:
             result = operation()
             if self._size_of_transaction() > self._most_changes():
                 raise TransactionTooLarge("the operation changes too much at once", where=self.where)
         except BaseException:
-            self.super.raw.s_last_orphan = last_orphan
+            raw.s_last_orphan, raw.s_feature_ro_compat = before
             self._rollback()
             raise
         finally:
@@ -215,8 +216,6 @@ class WritableBase(Volume):
 
     def _super_bytes(self) -> bytes:
         raw = self.super.raw
-        seconds = max(0, self.clock()) // 1_000_000_000
-        raw.s_wtime, raw.s_wtime_hi = seconds & 0xFFFFFFFF, seconds >> 32 & 0xFF
         data = raw.pack()
         if self.super.metadata_csum:
             raw.s_checksum = superblock_checksum(data)
@@ -224,7 +223,11 @@ class WritableBase(Volume):
         return data
 
     def _write_super_now(self) -> None:
-        """Write the superblock in place, past the transaction, durably."""
+        """Write the superblock in place, past the transaction, durably.
+
+        With a journal nothing but RECOVER and the checksum may differ from what is there: recovery understands a
+        superblock of which only one sector was written.
+        """
         number, offset = divmod(c.SUPERBLOCK_OFFSET, self.block_size)
         block = bytearray(self.cache.get(number))
         block[offset : offset + c.SUPERBLOCK_SIZE] = self._super_bytes()
@@ -237,6 +240,8 @@ class WritableBase(Volume):
         free = self.alloc.free_blocks
         raw.s_free_blocks_count_lo, raw.s_free_blocks_count_hi = free & 0xFFFFFFFF, free >> 32
         raw.s_free_inodes_count = self.alloc.free_inodes
+        seconds = max(0, self.clock()) // 1_000_000_000
+        raw.s_wtime, raw.s_wtime_hi = seconds & 0xFFFFFFFF, seconds >> 32 & 0xFF
         number, offset = divmod(c.SUPERBLOCK_OFFSET, self.block_size)
         block = self.cache.change(number)
         block[offset : offset + c.SUPERBLOCK_SIZE] = self._super_bytes()
@@ -368,8 +373,7 @@ class WritableBase(Volume):
     def set_size(self, record: InodeRecord, size: int) -> None:
         """Set ``i_size``; notes the feature large_file where it is needed."""
         record.fields.i_size_lo, record.fields.i_size_high = size & 0xFFFFFFFF, size >> 32
-        if size > 0x7FFFFFFF and not self.super.ro_compat & c.RO_LARGE_FILE:
-            self.super.ro_compat |= c.RO_LARGE_FILE
+        if size > 0x7FFFFFFF:
             self.super.raw.s_feature_ro_compat |= c.RO_LARGE_FILE
 
     def add_blocks(self, record: InodeRecord, count: int) -> None:

@@ -183,8 +183,13 @@ class WritableVolume(OrphanVolume):
             os.close(fd)
             raise
         try:
-            sb = read_super(fd, where)
+            sb = read_super(fd, where, torn=True)
             require_writable(sb)
+            if sb.needs_recovery:
+                from ext4lite.recover import recover_locked
+
+                recover_locked(fd, where)
+                sb = read_super(fd, where)
             sb.require_clean()
             blocks: Blocks = FileBlocks(fd, sb.block_size, where)
             volume = cls(fd, sb, where, blocks=blocks if device is None else device(blocks), clock=clock)
