@@ -466,9 +466,9 @@ class WritableVolume(OrphanVolume):
 
         def make() -> None:
             record = self._live(self.resolve(existing, follow=False))
+            at, name = self._free_place(path)
             if record.type == c.S_IFDIR:
                 raise NotPermitted("a directory has one name only", where=self._name(os.fsencode(existing)))
-            at, name = self._free_place(path)
             if record.fields.i_links_count >= c.LINK_MAX:
                 raise TooManyLinks("has too many names", where=self._name(os.fsencode(existing)))
             at.add(name, record.ino, c.FT_BY_MODE[record.type])

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH, RUF005
+# ruff: noqa: PTH101, PTH102, PTH106, PTH108, PTH211, RUF005
 """A tree in memory as the plainest model of a file system, random operations, and who carries them out.
 
 ``Model`` knows what each operation does and which error it must give; ``Ours`` does it with a writable volume, and
