@@ -20,7 +20,7 @@ from ext4lite.layout import constants as c
 
 _RUNS_A_STEP = 32
 _BLOCKS_A_STEP = 64  # of directories, each of which is revoked
-_DATA_BLOCKS_A_STEP = 1 << 18
+_GROUPS_A_STEP = 16
 
 
 class OrphanVolume(AttributeVolume):
@@ -91,7 +91,7 @@ class OrphanVolume(AttributeVolume):
     def _release_in_steps(self, ino: int, start: int) -> None:
         """Free the blocks of an orphan from file block ``start`` on, from the end, a piece a transaction."""
         record = self.inode(ino)
-        most = _BLOCKS_A_STEP if record.type == c.S_IFDIR else _DATA_BLOCKS_A_STEP
+        most = _BLOCKS_A_STEP if record.type == c.S_IFDIR else _GROUPS_A_STEP * self.super.raw.s_blocks_per_group
         runs = self.map(record)[0]
         while runs and runs[-1].logical + runs[-1].count > start:
             first = runs[-1].logical + runs[-1].count
