@@ -96,12 +96,16 @@ def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str) -> Recovered:
         put_super(overlay, raw)
     if raw.s_magic != c.MAGIC or raw.s_log_block_size != sb.raw.s_log_block_size:
         raise CorruptImage("the journal holds an impossible superblock", where=where)
-    # The superblock must be whole by now: from the journal, or because it never was damaged.
-    parse_super(raw.pack(), sb.file_size, where)
+    # The superblock must be whole by now: from the journal, or because nothing of it but RECOVER is in doubt.
+    data, sums = raw.pack(), set()
+    for flag in (c.INCOMPAT_RECOVER, 0):
+        raw.s_feature_incompat = raw.s_feature_incompat & ~c.INCOMPAT_RECOVER | flag
+        sums.add(superblock_checksum(raw.pack()))
+    if raw.s_checksum not in sums:
+        parse_super(data, sb.file_size, where)
     raw.s_state |= old.s_state & c.STATE_ERROR
     if log.super.s_errno:
         raw.s_state |= c.STATE_ERROR
-    raw.s_feature_incompat &= ~c.INCOMPAT_RECOVER
     put_super(overlay, raw)
     return Recovered(_super_of(overlay, sb.file_size, where), overlay, log, brought, fast)
 
@@ -180,16 +184,21 @@ def _in_place(blocks: FileBlocks, fd: int, sb: Super, where: str) -> RecoveryRes
         raise Unsupported(
             "the volume keeps quotas, which orphans and fast commits change", where=where, hint="run e2fsck -fy on it"
         )
-    # 1. Everything in the log goes to its place. The superblock says RECOVER until the very end.
+    # 1. Everything in the log goes to its place. The superblock says RECOVER until the very end, and is not touched if
+    # the log does not have it: nobody could repair it if it were cut in half.
     overlay = found.overlay
-    _set_recover(overlay, True)
+    number = c.SUPERBLOCK_OFFSET // blocks.block_size
+    if number in overlay.base:
+        _set_recover(overlay, True)
+    else:
+        overlay.dirty.pop(number, None)
     write_back(blocks, overlay.everything())
     blocks.flush()
     # 2. The rest becomes transactions.
     settled = Overlay(blocks, {})
     found.overlay = settled
     volume = Volume(fd, found.super, where, found)
-    log.write_super(start=brought.head, sequence=brought.end, errno=0)
+    log.write_super(start=brought.head, sequence=brought.end)
     blocks.flush()
     journal = Journal(log, start=brought.head, sequence=brought.end)
     written: dict[int, bytes] = {}
@@ -215,16 +224,16 @@ def _in_place(blocks: FileBlocks, fd: int, sb: Super, where: str) -> RecoveryRes
     raw.s_free_blocks_count_lo = free & 0xFFFFFFFF
     if sb.incompat & c.INCOMPAT_64BIT:
         raw.s_free_blocks_count_hi = free >> 32
-    raw.s_state &= ~c.STATE_ORPHANS
+    raw.s_state = raw.s_state & ~c.STATE_ORPHANS | found.super.raw.s_state & c.STATE_ERROR
     if raw.pack() != before:
         put_super(settled, raw)
         step()
     # 3. Numbers go on behind whatever was cut off, also when no transaction was written.
+    log.super.s_errno = 0  # the superblock knows of it now
     journal.close()
     # 4.
     _set_recover(settled, False)
-    block = c.SUPERBLOCK_OFFSET // blocks.block_size
-    blocks.write(block, settled.read(block))
+    blocks.write(number, settled.read(number))
     blocks.flush()
     result.next_transaction = log.super.s_sequence
     return result

@@ -322,8 +322,10 @@ class _Model:
         record.fields.i_flags = flags | (c.INDEX_FL if indexed and v.super.compat & c.COMPAT_DIR_INDEX else 0)
         there = [r.physical + i for r in sorted(state.runs, key=lambda r: r.logical) for i in range(r.count)]
         while len(there) < len(blocks):
-            first = self.patch.allocate(there[-1] if there else 0)
-            there += range(first, first + self.patch.ratio)
+            inside = len(there) % self.patch.ratio
+            # With bigalloc, what is left of the last cluster comes first.
+            first = there[-1] + 1 if inside else self.patch.allocate(there[-1] if there else 0)
+            there += range(first, first + self.patch.ratio - inside)
         state.runs = []
         for i, data in enumerate(blocks):
             self.overlay.write(there[i], data)

@@ -292,12 +292,10 @@ class Log:
         number += step
         return number if number < self.last else number - (self.last - self.first)
 
-    def write_super(self, *, start: int, sequence: int, errno: int | None = None) -> None:
+    def write_super(self, *, start: int, sequence: int) -> None:
         """Note in the superblock where the log begins (0: it is empty) and with which transaction. No flush."""
         sb = self.super
         sb.s_start, sb.s_sequence = start, sequence
-        if errno is not None:
-            sb.s_errno = errno
         head = sb.pack()
         if self.csum:
             sb.s_checksum = super_checksum(head)
