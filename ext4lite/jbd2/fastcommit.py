@@ -100,6 +100,8 @@ class _State:
     links: int
     known: bool = True
     """Whether the volume or a record says what it is."""
+    reused: bool = False
+    """Whether the number belongs to a new file, so that what the volume says of the old one is void."""
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ class _Model:
             raise CorruptImage("is not a directory", where=self._at(ino))
         if state.record.fields.i_flags & c.INLINE_DATA_FL:
             return None
-        if not state.before:
+        if state.reused or not state.runs:
             raise CorruptImage("is a directory without blocks", where=self._at(ino))
         first = min(state.runs, key=lambda r: r.logical)
         parent = int.from_bytes(self.overlay.read(first.physical)[12:16], "little")
@@ -204,7 +206,7 @@ class _Model:
             raise CorruptImage(f"extra size {extra} is impossible", where=self._at(ino))
         fields = Inode.unpack(whole[: 128 + extra] + bytes(Inode.SIZE))
         if fields.i_generation != state.record.fields.i_generation:
-            state.runs = []  # the number was given to a new file
+            state.runs, state.reused = [], True
             self.directories.pop(ino, None)
         state.record = InodeRecord(ino, whole, fields, extra)
         state.links, state.known = fields.i_links_count, True
@@ -244,7 +246,7 @@ class _Model:
                 del inside.names[name]
                 state.links = 0 if state.record.type == c.S_IFDIR else max(0, state.links - 1)
                 if not state.links:
-                    state.runs = []
+                    state.runs, state.reused = [], True
                     self.directories.pop(ino, None)
             return
         if tag == c.FC_CREAT:
@@ -274,9 +276,8 @@ class _Model:
             if not s.links:
                 if s.record.fields.i_flags & c.EXTENTS_FL:
                     patch.set_map(s.record, [], [])
-                    patch.delete(s.record)
-                    continue
-                raise Unsupported("a fast commit deletes a file without extents", where=self._at(ino))
+                patch.delete(s.record)
+                continue
             if ino in self.directories:
                 self._write_directory(s, self.directories[ino])
             held = []
@@ -291,6 +292,8 @@ class _Model:
             after += held
             s.record.fields.i_links_count = s.links
             patch.put_inode(s.record)
+        # A file with a block map loses its blocks when it is deleted, not here.
+        before = merged(run for s in states if s.links or s.record.fields.i_flags & c.EXTENTS_FL for run in s.before)
         patch.mark(without(before, merged(after)), used=False, strict=False)
         patch.finish()
 
