@@ -139,6 +139,11 @@ class Allocator:
             self._undo[group.number] = group.snapshot()
         group.dirty = True
 
+    def reseal(self) -> None:
+        """Have all descriptors written again: what their checksums begin with is about to change."""
+        for group in self.groups:
+            group.dirty = True
+
     def dirty_groups(self) -> list[Group]:
         """Groups whose descriptors have to be written."""
         return [g for g in self.groups if g.dirty]

@@ -149,33 +149,46 @@ class DirWriter:
         """Remove a name that is there."""
         block = self.state.names[name].block
         data = self._change(block)
-        before = -1
-        for at, ino, length, name_len, _ in self._entries(data, block):
-            if ino and name_len == len(name) and data[at + 8 : at + 8 + name_len] == name:
-                if before >= 0:
-                    whole = at + length - before
-                    data[before + 4 : before + 6] = rec_len_to_disk(whole, self.block_size).to_bytes(2, "little")
-                    data[at : at + 8 + name_len] = bytes(8 + name_len)
-                else:
-                    data[at : at + 4] = bytes(4)
-                self._seal_leaf(data)
-                self.state.room.pop(block, None)
-                del self.state.names[name]
-                return
+        at, before = self._find(data, block, name)
+        length = self._length(data, at)
+        if before >= 0:
+            whole = at + length - before
+            data[before + 4 : before + 6] = rec_len_to_disk(whole, self.block_size).to_bytes(2, "little")
+            data[at : at + 8 + len(name)] = bytes(8 + len(name))
+        else:
+            data[at : at + 4] = bytes(4)
+        self._seal_leaf(data)
+        self.state.room.pop(block, None)
+        del self.state.names[name]
+
+    def _length(self, data: bytearray, at: int) -> int:
+        length: int = HEADER.unpack_from(data, at)[1]
+        return 65536 if length in (0, 65535) and self.block_size == 65536 else length
+
+    def _find(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
+        """Return the offsets of a name's entry in its leaf and of the entry before it (-1 for none)."""
+        at, before, wanted = 0, -1, len(name)
+        end, unpack = self.end, HEADER.unpack_from
+        while at < end:
+            ino, length, name_len, _ = unpack(data, at)
+            if length in (0, 65535) and self.block_size == 65536:
+                length = 65536
+            if length < 8 or length & 3 or at + length > end:
+                raise CorruptImage(f"block {block}: entry at byte {at} has length {length}", where=self.where)
+            if name_len == wanted and ino and data[at + 8 : at + 8 + wanted] == name:
+                return at, before
             before = at
+            at += length
         raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
 
     def replace(self, name: bytes, ino: int, kind: int) -> None:
         """Let a name that is there name another inode."""
         found = self.state.names[name]
         data = self._change(found.block)
-        for at, old, length, name_len, _ in self._entries(data, found.block):
-            if old and name_len == len(name) and data[at + 8 : at + 8 + name_len] == name:
-                self._put(data, at, ino, length, name, kind=kind)
-                self._seal_leaf(data)
-                self.state.names[name] = Name(ino, kind, found.block)
-                return
-        raise CorruptImage(f"block {found.block} has lost the name {name!r}", where=self.where)
+        at, _ = self._find(data, found.block, name)
+        self._put(data, at, ino, self._length(data, at), name, kind=kind)
+        self._seal_leaf(data)
+        self.state.names[name] = Name(ino, kind, found.block)
 
     def set_parent(self, ino: int) -> None:
         """Let ``..`` name another directory."""
@@ -195,9 +208,15 @@ class DirWriter:
     def _insert(self, data: bytearray, block: int, name: bytes, ino: int, kind: int) -> bool:
         """Put a name into a leaf if it has room; note the largest gap seen otherwise."""
         need = entry_size(len(name))
-        widest = 0
-        for at, old, length, name_len, _ in self._entries(data, block):
-            used = entry_size(name_len) if old else 0
+        widest = at = 0
+        end, unpack = self.end, HEADER.unpack_from
+        while at < end:  # the hot loop of large directories
+            old, length, name_len, _ = unpack(data, at)
+            if length in (0, 65535) and self.block_size == 65536:
+                length = 65536
+            if length < 8 or length & 3 or at + length > end:
+                raise CorruptImage(f"block {block}: entry at byte {at} has length {length}", where=self.where)
+            used = name_len + 11 & ~3 if old else 0
             gap = length - used
             if gap >= need:
                 data = self.volume.cache.change(self.state.blocks[block])
@@ -207,6 +226,7 @@ class DirWriter:
                 self._seal_leaf(data)
                 return True
             widest = max(widest, gap)
+            at += length
         self.state.room[block] = widest
         return False
 

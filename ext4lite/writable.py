@@ -25,7 +25,7 @@ from ext4lite.inode import InodeRecord, encode_time, pack_record
 from ext4lite.jbd2.log import Blocks, write_back
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
-from ext4lite.layout._codecs import Inode
+from ext4lite.layout._codecs import Inode, SuperBlock
 from ext4lite.super import Super
 from ext4lite.volume import Volume
 
@@ -87,10 +87,7 @@ class WritableBase(Volume):
             self.journal.close()
         else:
             self._blocks.flush()
-        raw = self.super.raw
-        raw.s_feature_incompat &= ~c.INCOMPAT_RECOVER
-        raw.s_state |= c.STATE_VALID
-        self._write_super_now()
+        self._patch_super(in_use=False)
 
     def _release_all(self) -> None:
         """Let go of what is open; a subclass knows."""
@@ -179,12 +176,16 @@ class WritableBase(Volume):
         if self.journal is None and self._in_use:
             self._blocks.flush()
 
+    def super_changed(self) -> None:
+        """Have the superblock, in which the caller changed something, committed with what else there is."""
+        self._super_changed = True
+
     def _commit(self) -> None:
         cache = self.cache
         if not cache.dirty and not cache.revoked and not self._super_changed:
             return
         try:
-            self._mark_in_use()
+            self.mark_in_use()
             self.alloc.store()
             self._store_super()
             if self.journal is not None:
@@ -202,35 +203,36 @@ class WritableBase(Volume):
         cache.committed()
         self.alloc.committed()
 
-    def _mark_in_use(self) -> None:
+    def mark_in_use(self) -> None:
         """Before the first change: say on disk that the volume is not clean."""
         if self._in_use:
             return
-        raw = self.super.raw
-        if self.journal is not None:
-            raw.s_feature_incompat |= c.INCOMPAT_RECOVER
-        else:
-            raw.s_state &= ~c.STATE_VALID
         self._in_use = True
-        self._write_super_now()
+        self._patch_super(in_use=True)
 
-    def _super_bytes(self) -> bytes:
-        raw = self.super.raw
+    def _sealed_super(self, raw: SuperBlock) -> bytes:
         data = raw.pack()
         if self.super.metadata_csum:
             raw.s_checksum = superblock_checksum(data)
             data = raw.pack()
         return data
 
-    def _write_super_now(self) -> None:
-        """Write the superblock in place, past the transaction, durably.
+    def _patch_super(self, *, in_use: bool) -> None:
+        """Say in the superblock on disk whether the volume is in use; durably, past the transaction.
 
-        With a journal nothing but RECOVER and the checksum may differ from what is there: recovery understands a
-        superblock of which only one sector was written.
+        With a journal nothing but RECOVER and the checksum differ from what is there: recovery understands a superblock
+        of which only one sector was written.
         """
         number, offset = divmod(c.SUPERBLOCK_OFFSET, self.block_size)
         block = bytearray(self.cache.get(number))
-        block[offset : offset + c.SUPERBLOCK_SIZE] = self._super_bytes()
+        raw = SuperBlock.unpack(block, offset)
+        for one in (raw, self.super.raw):
+            if self.journal is None:
+                one.s_state = one.s_state & ~c.STATE_VALID | (0 if in_use else c.STATE_VALID)
+            else:
+                recover = c.INCOMPAT_RECOVER if in_use else 0
+                one.s_feature_incompat = one.s_feature_incompat & ~c.INCOMPAT_RECOVER | recover
+        block[offset : offset + c.SUPERBLOCK_SIZE] = self._sealed_super(raw)
         self._blocks.write(number, bytes(block))
         self._blocks.flush()
         self.cache.replace_clean(number, block)
@@ -244,7 +246,7 @@ class WritableBase(Volume):
         raw.s_wtime, raw.s_wtime_hi = seconds & 0xFFFFFFFF, seconds >> 32 & 0xFF
         number, offset = divmod(c.SUPERBLOCK_OFFSET, self.block_size)
         block = self.cache.change(number)
-        block[offset : offset + c.SUPERBLOCK_SIZE] = self._super_bytes()
+        block[offset : offset + c.SUPERBLOCK_SIZE] = self._sealed_super(raw)
         self._super_changed = False
 
     # -- blocks -----------------------------------------------------------------------------------------------------

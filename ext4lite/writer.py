@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ext4lite import directory
+from ext4lite import directory, paths
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import inode_seed
 from ext4lite.dirwrite import DirState, DirWriter, Name
@@ -29,7 +29,6 @@ from ext4lite.errors import (
     Exists,
     Invalid,
     IsADirectory,
-    LoopOfLinks,
     NameTooLong,
     NotADirectory,
     NotEmpty,
@@ -58,7 +57,6 @@ _NODE_TYPES: dict[NodeKind, int] = {
     "socket": c.S_IFSOCK,
 }
 _MAX_NAME = 255
-_MAX_LINKS_FOLLOWED = 40
 _FAST_SYMLINK = 60
 _DIRECTORIES_KEPT = 64
 _SGID = 0o2000
@@ -276,33 +274,7 @@ class WritableVolume(OrphanVolume):
 
         NotFound, NotADirectory, LoopOfLinks.
         """
-        return self._walk_to(os.fsencode(path), follow)
-
-    def _walk_to(self, path: bytes, follow: bool) -> int:
-        ino, followed = c.ROOT_INO, 0
-        parts = [p for p in path.split(b"/") if p not in (b"", b".")][::-1]
-        while parts:
-            part = parts.pop()
-            if self.inode(ino).type != c.S_IFDIR:
-                raise NotADirectory("something on the way is not a directory", where=self._name(path))
-            state = self._state(ino)
-            if part == b"..":
-                ino = state.parent
-                continue
-            found = state.names.get(part)
-            if found is None:
-                raise NotFound("no such file or directory", where=self._name(path))
-            if (parts or follow) and self._live(found.ino).type == c.S_IFLNK:
-                followed += 1
-                if followed > _MAX_LINKS_FOLLOWED:
-                    raise LoopOfLinks("too many symlinks", where=self._name(path))
-                target = self.readlink(found.ino)
-                if target.startswith(b"/"):
-                    ino = c.ROOT_INO
-                parts += [p for p in target.split(b"/") if p not in (b"", b".")][::-1]
-                continue
-            ino = found.ino
-        return ino
+        return paths.resolve(self, path, follow=follow)
 
     def _name(self, path: bytes) -> str:
         return f"{self.where}: {os.fsdecode(path)}"
@@ -315,7 +287,7 @@ class WritableVolume(OrphanVolume):
             raise Invalid("a name cannot hold a zero byte", where=self._name(raw.replace(b"\0", b"?")))
         if len(name) > _MAX_NAME:
             raise NameTooLong(f"a name of {len(name)} bytes is too long", where=self.where)
-        ino = self._walk_to(above, True)
+        ino = paths.resolve(self, above)
         if self.inode(ino).type != c.S_IFDIR:
             raise NotADirectory("something on the way is not a directory", where=self._name(raw))
         return ino, name

@@ -21,7 +21,7 @@ from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
 from support.ext4_judges import fsck
-from support.volume_model import NOSPACE, Generator, Model, Ours, facts_of, outcome
+from support.volume_model import NOSPACE, Generator, Model, Op, Ours, facts_of, outcome
 
 MIB = 1 << 20
 SECTOR = 512
@@ -67,7 +67,7 @@ class Workload:
 def record(tmp: Path, options: str, seed: int, operations: int) -> Workload:
     """Run random operations that never overwrite in place what was synced; sync now and then."""
     image = tmp / "recorded"
-    make(image, options, 24 * MIB)
+    make(image, options, 12 * MIB)
     before = image.read_bytes()
     recording: list[Recording] = []
 
@@ -83,8 +83,12 @@ def record(tmp: Path, options: str, seed: int, operations: int) -> Workload:
     volume = WritableVolume.open_for_writing(image, device=device)
     side, log = Ours(volume), recording[0].log
     written: set[int] = set()
+    queue: list[Op] = []
     for _ in range(operations):
-        op = generator.op()
+        op = queue.pop() if queue else generator.op()
+        if not queue and r.random() < 0.1:  # give blocks back, and want them again at once
+            new = generator.fresh()
+            queue = [("write", new, 0, r.randbytes(40_000)), ("create", new, 0o600), ("unlink", generator.some("file"))]
         if op[0] == "sync" or r.random() < 0.06:
             volume.sync()
             synced.append((len(log), len(states) - 1))
