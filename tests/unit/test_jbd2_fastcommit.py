@@ -105,9 +105,7 @@ NUMBER = st.one_of(st.integers(0, 5000), st.integers(0, 0xFFFFFFFF))
 NAME = st.sampled_from([b"f", b"s", b"d", b"new", b"..", b"lost+found"])
 
 
-@settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_records(patient: Patient, data: st.DataObject) -> None:
     records = []
