@@ -113,6 +113,12 @@ def report(volume: Volume) -> Report:
     fragmentation: Fragmentation | None = None
     images: list[Any] | None = None
     journal = _journal(volume)
+    if volume.recovered is not None:
+        from ext4lite.jbd2.patch import counts
+
+        # The superblock of a volume in use is behind; recovery sets it right.
+        free, raw.s_free_inodes_count = counts(volume)
+        raw.s_free_blocks_count_lo, raw.s_free_blocks_count_hi = free & 0xFFFFFFFF, free >> 32
     if not sb.needs_recovery:
         usage, fragmentation = _files(volume)
         _verify_bitmaps(volume)

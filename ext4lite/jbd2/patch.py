@@ -26,6 +26,7 @@ from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc, SuperBlock, XattrHeader
 from ext4lite.volume import Volume
 
+_DESCRIPTORS_KEPT = 4096
 Run = tuple[int, int]
 """(start, count) of blocks or clusters."""
 
@@ -516,4 +517,6 @@ def counts(volume: Volume) -> tuple[int, int]:
         desc = volume.group(number)
         free += desc.bg_free_blocks_count_lo | desc.bg_free_blocks_count_hi << 16
         inodes += desc.bg_free_inodes_count_lo | desc.bg_free_inodes_count_hi << 16
+        if number % _DESCRIPTORS_KEPT == _DESCRIPTORS_KEPT - 1:
+            volume.refresh()
     return free * (volume.super.cluster_size // volume.block_size), inodes
