@@ -99,7 +99,7 @@ class Allocator:
         self._first = sb.first_data_block
         self._per_group = sb.raw.s_blocks_per_group
         self._inodes_per_group = sb.raw.s_inodes_per_group
-        self._first_ino = sb.raw.s_first_ino if sb.raw.s_rev_level else c.FIRST_INO
+        self.first_ino = sb.raw.s_first_ino if sb.raw.s_rev_level else c.FIRST_INO
         self._has_checksums = bool(sb.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
         self.groups = [Group(n, volume.group(n), longest=self._blocks_in(n)) for n in range(sb.groups)]
         self.free_blocks = sum(g.free for g in self.groups)
@@ -316,7 +316,7 @@ class Allocator:
             bits = (
                 bytearray(self.volume.block_size) if uninit else self.volume.verified_bitmap(group.number, blocks=False)
             )
-            bit = bitmap.next_clear(bits, self._first_ino - 1 if not group.number else 0, self._inodes_per_group)
+            bit = bitmap.next_clear(bits, self.first_ino - 1 if not group.number else 0, self._inodes_per_group)
             if bit < self._inodes_per_group:
                 self._take_inode(group, bit, directory)
                 return group.number * self._inodes_per_group + bit + 1

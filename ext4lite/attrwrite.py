@@ -49,7 +49,7 @@ class AttributeVolume(DataVolume):
             raise Invalid("a user or group number is out of range")
 
         def change() -> None:
-            record = self._live(ino)
+            record = self.changeable(ino)
             f = record.fields
             self._changed = True
             if mode is not None:
@@ -79,7 +79,7 @@ class AttributeVolume(DataVolume):
         (entry,) = xattrs.to_entries({name: value})
 
         def change() -> None:
-            record = self._live(ino)
+            record = self.changeable(ino)
             if name.startswith(b"user.") and record.type not in (c.S_IFREG, c.S_IFDIR):
                 raise NotPermitted("only files and directories have user attributes", where=self._at(f"inode {ino}"))
             entries = self._entries_of(record)
@@ -97,7 +97,7 @@ class AttributeVolume(DataVolume):
         key = xattrs.split_name(name)
 
         def change() -> None:
-            record = self._live(ino)
+            record = self.changeable(ino)
             entries = self._entries_of(record)
             rest = [e for e in entries if e[:2] != key]
             if len(rest) == len(entries):

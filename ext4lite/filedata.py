@@ -34,7 +34,7 @@ class DataVolume(WritableBase):
     """Adds the content of files; see :class:`ext4lite.writer.WritableVolume`."""
 
     def _regular(self, ino: int) -> InodeRecord:
-        record = self.inode(ino)
+        record = self.changeable(ino)
         if record.type == c.S_IFDIR:
             raise IsADirectory("is a directory", where=self._at(f"inode {ino}"))
         if record.type != c.S_IFREG:

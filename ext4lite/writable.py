@@ -19,9 +19,9 @@ from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import remove_record
 from ext4lite.buffers import BlockCache
 from ext4lite.checksum import crc32c, superblock_checksum
-from ext4lite.errors import CorruptImage, Ext4LiteError, FileTooLarge, HostError, VolumeFull
+from ext4lite.errors import CorruptImage, Ext4LiteError, FileTooLarge, HostError, NotFound, NotPermitted, VolumeFull
 from ext4lite.extent_tree import ExtentTree
-from ext4lite.inode import InodeRecord, encode_time, pack_record
+from ext4lite.inode import KIND_OF_TYPE, InodeRecord, encode_time, pack_record
 from ext4lite.jbd2.log import Blocks, write_back
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
@@ -330,6 +330,24 @@ class WritableBase(Volume):
             made = ExtentTree if record.fields.i_flags & c.EXTENTS_FL else BlockMap
             found = self._maps[record.ino] = made(self, record)
         return found
+
+    def changeable(self, ino: int) -> InodeRecord:
+        """Return the record of an inode that users may change: in use (or open), and not the volume's own.
+
+        NotFound, NotPermitted.
+        """
+        raw = self.super.raw
+        own = (raw.s_journal_inum, raw.s_orphan_file_inum if self.super.compat & c.COMPAT_ORPHAN_FILE else 0)
+        if (ino < self.alloc.first_ino and ino != c.ROOT_INO) or ino in own:
+            raise NotPermitted("belongs to the volume itself", where=self._at(f"inode {ino}"))
+        record = self.inode(ino)
+        if record.type not in KIND_OF_TYPE or (not record.fields.i_links_count and not self._is_open(ino)):
+            raise NotFound("is not in use", where=self._at(f"inode {ino}"))
+        return record
+
+    def _is_open(self, ino: int) -> bool:
+        """Whether somebody has a file open; a subclass knows."""
+        return False
 
     def put_inode(self, record: InodeRecord) -> None:
         """Store a changed record in its table."""

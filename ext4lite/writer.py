@@ -648,6 +648,9 @@ class WritableVolume(OrphanVolume):
         self._files.setdefault(ino, set()).add(made)
         return made
 
+    def _is_open(self, ino: int) -> bool:
+        return ino in self._files
+
     def _file_closed(self, closed: File) -> None:
         left = self._files[closed.ino]
         left.discard(closed)

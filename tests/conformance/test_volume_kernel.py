@@ -9,13 +9,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-from property.test_volume_model import allowed, assert_tree, make
 
 from ext4lite import htree
 from ext4lite.volume import Volume
 from support.ext4_judges import assert_same, debugfs, fsck, mounted, ours
 from support.kernel_manifest import manifest as kernel_manifest
-from support.volume_model import NOSPACE, Generator, Kernel, Model, Ours, facts_of, outcome
+from support.volume_model import (
+    NOSPACE,
+    Generator,
+    Kernel,
+    Model,
+    Ours,
+    allowed,
+    assert_tree,
+    facts_of,
+    make,
+    outcome,
+)
 
 pytestmark = pytest.mark.root
 

@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from property.test_volume_model import allowed, make
 
 from ext4lite.jbd2.log import Blocks
 from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
 from support.ext4_judges import fsck
-from support.volume_model import NOSPACE, Generator, Model, Op, Ours, facts_of, outcome
+from support.volume_model import (
+    NOSPACE,
+    Generator,
+    Model,
+    Op,
+    Ours,
+    allowed,
+    facts_of,
+    make,
+    outcome,
+)
 
 MIB = 1 << 20
 SECTOR = 512

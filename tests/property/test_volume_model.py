@@ -10,8 +10,8 @@ import pytest
 
 from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
-from support.ext4_judges import fsck, run, tool
-from support.volume_model import NOSPACE, Failed, Generator, Model, Op, Ours, facts_of, outcome
+from support.ext4_judges import fsck, tool
+from support.volume_model import NOSPACE, Generator, Model, Op, Ours, allowed, assert_tree, make, outcome
 
 MIB = 1 << 20
 PROFILES = {
@@ -23,32 +23,6 @@ PROFILES = {
     "ext3": "-t ext3 -b 4096",
     "ext2 1k": "-t ext2 -b 1024",
 }
-
-
-def make(path: Path, options: str, size: int) -> None:
-    """Make a volume by our mkfs, or by mke2fs with ``options``."""
-    if options:
-        run(tool("mke2fs"), "-q", "-F", *options.split(), path, f"{size // 1024}K")
-    else:
-        mkfs(path, size=size)
-
-
-def allowed(model: Model, op: Op) -> bool:
-    """Leave out user attributes on what is neither file nor directory, and modes of symlinks."""
-    if op[0] not in ("setxattr", "chmod"):
-        return True
-    try:
-        kind = model.find(op[1]).kind
-    except Failed:
-        return True
-    return kind in ("file", "dir") if op[0] == "setxattr" else kind != "symlink"
-
-
-def assert_tree(volume: Volume, model: Model) -> None:
-    """Compare all that the model knows; name the first differences."""
-    found, wanted = facts_of(volume), model.facts()
-    wrong = [(p, found.get(p), wanted.get(p)) for p in found.keys() | wanted.keys() if found.get(p) != wanted.get(p)]
-    assert not wrong, f"{len(wrong)} differ: {str(wrong[:2])[:1500]}"
 
 
 @pytest.mark.parametrize("seed", [1, 2])

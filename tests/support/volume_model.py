@@ -14,10 +14,14 @@ import random
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ext4lite.errors import PathError, VolumeFull
+from ext4lite.mkfs import mkfs
+from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
+from support.ext4_judges import run, tool
 
 Op = tuple[Any, ...]
 NOSPACE = errno.ENOSPC
@@ -471,3 +475,29 @@ def outcome(who: Any, op: Op) -> int:
     except Failed as e:
         return e.number
     return 0
+
+
+def make(path: Path, options: str, size: int) -> None:
+    """Make a volume by our mkfs, or by mke2fs with ``options``."""
+    if options:
+        run(tool("mke2fs"), "-q", "-F", *options.split(), path, f"{size // 1024}K")
+    else:
+        mkfs(path, size=size)
+
+
+def allowed(model: Model, op: Op) -> bool:
+    """Leave out user attributes on what is neither file nor directory, and modes of symlinks."""
+    if op[0] not in ("setxattr", "chmod"):
+        return True
+    try:
+        kind = model.find(op[1]).kind
+    except Failed:
+        return True
+    return kind in ("file", "dir") if op[0] == "setxattr" else kind != "symlink"
+
+
+def assert_tree(volume: Volume, model: Model) -> None:
+    """Compare all that the model knows; name the first differences."""
+    found, wanted = facts_of(volume), model.facts()
+    wrong = [(p, found.get(p), wanted.get(p)) for p in found.keys() | wanted.keys() if found.get(p) != wanted.get(p)]
+    assert not wrong, f"{len(wrong)} differ: {str(wrong[:2])[:1500]}"
