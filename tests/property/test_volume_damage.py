@@ -47,8 +47,6 @@ PROFILES = ["", "-t ext4 -b 1024 -O ^metadata_csum", "-t ext4 -b 4096 -O ^metada
 
 
 @pytest.mark.parametrize("options", PROFILES)
-    "options", ["", "-t ext4 -b 1024 -O ^metadata_csum", "-t ext4 -b 4096 -O ^metadata_csum", "-t ext2 -b 1024"]
-)
 def test_changed_bytes(tmp_path: Path, options: str) -> None:
     """Mostly on volumes without checksums, as if all had been made right again after the change."""
     image = tmp_path / "image"
