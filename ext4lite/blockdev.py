@@ -284,11 +284,10 @@ class GuestVolume:
 
 
 def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") -> GuestVolume:
-    """Open a volume for a guest: lock it, and check that its superblock is sound.
+    """Open a volume for a guest: lock it, and check that its superblock is sound and within what the driver can do.
 
-    Clean and within what the driver can do.
-
-    Costs one read. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported (naming the features), HostError.
+    A journal that needs recovery is replayed first (not for ``readonly``, which writes nothing and so refuses). A clean
+    volume costs one read. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported (naming the features), HostError.
     """
     fd = open_image(path, write=not readonly)
     try:
@@ -300,8 +299,13 @@ def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") 
         os.close(fd)
         raise
     try:
-        found = read_super(fd, os.fspath(path))
+        found = read_super(fd, os.fspath(path), torn=True)
         _require_guest_features(found, readonly)
+        if found.needs_recovery and not readonly:
+            from ext4lite.recover import recover_locked
+
+            recover_locked(fd, os.fspath(path))
+            found = read_super(fd, os.fspath(path))
         found.require_clean()
     except BaseException:
         if not readonly:

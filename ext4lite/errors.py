@@ -13,11 +13,14 @@ Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
 7      a container image or archive is damaged or incomplete (:class:`ImageError`)
 8      reflink was demanded, and the host cannot (:class:`ReflinkUnavailable`)
 9      the volume is full (:class:`VolumeFull`)
+10     what was asked for is not possible in this tree (:class:`PathError`)
 130    interrupted by Ctrl-C
 =====  ==================================================================
 """
 
 from __future__ import annotations
+
+import errno
 
 
 class Ext4LiteError(Exception):
@@ -84,3 +87,86 @@ class VolumeFull(Ext4LiteError):
     """No free blocks or inodes are left in the volume."""
 
     exit_code = 9
+
+
+class PathError(Ext4LiteError):
+    """An operation on a volume's tree is not possible as things are. ``errno`` is what the system call would give."""
+
+    exit_code = 10
+    errno = errno.EINVAL
+
+
+class NotFound(PathError):
+    """There is nothing of that name."""
+
+    errno = errno.ENOENT
+
+
+class Exists(PathError):
+    """The name is taken."""
+
+    errno = errno.EEXIST
+
+
+class NotEmpty(PathError):
+    """A directory that is not empty cannot be removed or replaced."""
+
+    errno = errno.ENOTEMPTY
+
+
+class NotADirectory(PathError):
+    """A directory is needed."""
+
+    errno = errno.ENOTDIR
+
+
+class IsADirectory(PathError):
+    """A directory is in the way."""
+
+    errno = errno.EISDIR
+
+
+class NotPermitted(PathError):
+    """ext4 does not do that for this kind of inode (a hard link to a directory, data in a device)."""
+
+    errno = errno.EPERM
+
+
+class TooManyLinks(PathError):
+    """An inode cannot have more names, or a directory more subdirectories."""
+
+    errno = errno.EMLINK
+
+
+class NameTooLong(PathError):
+    """A name has more than 255 bytes, or a symlink's target more than a block."""
+
+    errno = errno.ENAMETOOLONG
+
+
+class Invalid(PathError):
+    """An argument makes no sense: a directory moved into itself, a negative size, a name with a slash."""
+
+    errno = errno.EINVAL
+
+
+class FileTooLarge(PathError):
+    """A file cannot become that large."""
+
+    errno = errno.EFBIG
+
+
+class NoAttribute(PathError):
+    """There is no extended attribute of that name."""
+
+    errno = errno.ENODATA
+
+
+class NoRoomForAttribute(VolumeFull):
+    """Extended attributes do not fit into an inode and its block."""
+
+
+class LoopOfLinks(PathError):
+    """Too many symlinks on the way."""
+
+    errno = errno.ELOOP

@@ -95,6 +95,48 @@ def decode_time(low: int, extra: int) -> int:
     return (low + ((extra & 3) << 32)) * _NS + (extra >> 2)
 
 
+def encode_time(ns: int, *, wide: bool) -> tuple[int, int]:
+    """Return (low, extra word) of a time in nanoseconds, clamped to what the inode can hold.
+
+    ``wide``: the inode has the extra word, and so nanoseconds and years up to 2446; else whole seconds up to 2038.
+    """
+    seconds, rest = divmod(ns, _NS)
+    most = (3 << 32) + 0x7FFFFFFF if wide else 0x7FFFFFFF
+    if seconds > most:
+        seconds, rest = most, 0
+    elif seconds < -0x80000000:
+        seconds, rest = -0x80000000, 0
+    low = (seconds + 0x80000000 & 0xFFFFFFFF) - 0x80000000
+    return low, (seconds - low >> 32 & 3 | rest << 2) if wide else 0
+
+
+def encode_rdev(major: int, minor: int) -> bytes:
+    """Return the 60 bytes of ``i_block`` for a device: the old form where it fits, else the new one."""
+    if major < 256 and minor < 256:
+        return _U32X2.pack(major << 8 | minor, 0) + bytes(52)
+    return _U32X2.pack(0, minor & 0xFF | major << 8 | (minor & ~0xFF) << 12) + bytes(52)
+
+
+def pack_record(record: InodeRecord, seed: int | None) -> bytes:
+    """Return the whole record for the disk, checksummed if ``seed`` is given; what lies behind the fields stays."""
+    fields, raw = record.fields, record.raw
+    known = min(len(raw), 128 + record.extra_isize, InodeCodec.SIZE)
+    if seed is None:
+        return fields.pack()[:known] + raw[known:]
+    high = len(raw) > 128 and record.extra_isize >= _HIGH_COVERED
+    fields.l_i_checksum_lo = 0
+    if high:
+        fields.i_checksum_hi = 0
+    data = bytearray(fields.pack()[:known] + raw[known:])
+    total = crc32c(inode_seed(seed, record.ino, fields.i_generation), bytes(data))
+    fields.l_i_checksum_lo = total & 0xFFFF
+    data[_LOW : _LOW + 2] = (total & 0xFFFF).to_bytes(2, "little")
+    if high:
+        fields.i_checksum_hi = total >> 16
+        data[_HIGH : _HIGH + 2] = (total >> 16).to_bytes(2, "little")
+    return bytes(data)
+
+
 def decode_rdev(block: bytes) -> tuple[int, int]:
     """Return (major, minor): the old form in the first word, or the new one in the second."""
     old, new = _U32X2.unpack_from(block)

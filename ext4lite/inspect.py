@@ -64,7 +64,7 @@ class Fragmentation:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that ``ext4lite inspect`` shows. The last three are None for a volume that needs recovery first."""
+    """Everything that ``ext4lite inspect`` shows. The last three are None where a journal was not replayed."""
 
     path: str
     uuid: str
@@ -94,9 +94,14 @@ class Report:
         return dataclasses.asdict(self)
 
 
-def inspect(path: StrPath) -> Report:
-    """Look at an image, which must not be in use for writing. VolumeBusy, CorruptImage, Unsupported, HostError."""
-    with Volume.open(path, dirty=True) as volume:
+def inspect(path: StrPath, *, replay: bool = True) -> Report:
+    """Look at an image, which must not be in use for writing.
+
+    One that needs recovery is looked at as it will be (``replay``), as far as its journal is sound.
+
+    VolumeBusy, CorruptImage, Unsupported, HostError.
+    """
+    with Volume.open(path, dirty=True, replay=replay) as volume:
         return report(volume)
 
 
@@ -108,6 +113,12 @@ def report(volume: Volume) -> Report:
     fragmentation: Fragmentation | None = None
     images: list[Any] | None = None
     journal = _journal(volume)
+    if volume.recovered is not None:
+        from ext4lite.jbd2.patch import counts
+
+        # The superblock of a volume in use is behind; recovery sets it right.
+        free, raw.s_free_inodes_count = counts(volume)
+        raw.s_free_blocks_count_lo, raw.s_free_blocks_count_hi = free & 0xFFFFFFFF, free >> 32
     if not sb.needs_recovery:
         usage, fragmentation = _files(volume)
         _verify_bitmaps(volume)
@@ -116,7 +127,7 @@ def report(volume: Volume) -> Report:
         path=volume.where,
         uuid=str(sb.uuid),
         label=sb.label,
-        state=state_of(sb),
+        state=state_of(sb) if volume.recovered is None else "needs recovery",
         size=sb.blocks * sb.block_size,
         block_size=sb.block_size,
         blocks=sb.blocks,
@@ -166,7 +177,7 @@ def _journal(volume: Volume) -> Journal:
         raise CorruptImage(f"the journal has blocks of {j.s_blocksize} bytes", where=where)
     v1 = j.h_blocktype == c.JBD2_SUPERBLOCK_V1
     return Journal(
-        state="needs recovery" if j.s_start or sb.needs_recovery else "clean",
+        state="needs recovery" if j.s_start or sb.needs_recovery or volume.recovered is not None else "clean",
         inode=ino,
         blocks=j.s_maxlen,
         bytes=j.s_maxlen * j.s_blocksize,

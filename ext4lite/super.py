@@ -86,7 +86,7 @@ class Super:
             raise NeedsRecovery(
                 "the journal holds changes that are not in place yet (NEEDS_RECOVERY)",
                 where=self.where,
-                hint="mount it once, or run e2fsck -fy, to replay the journal",
+                hint="ext4lite recover replays it",
             )
         if not self.clean:
             why = "has noted errors" if self.raw.s_state & c.STATE_ERROR else "was not closed cleanly"
@@ -96,9 +96,11 @@ class Super:
             raise NeedsRecovery(what, where=self.where, hint="run e2fsck -fy on it")
 
 
-def read_super(fd: int, where: str) -> Super:
+def read_super(fd: int, where: str, *, torn: bool = False) -> Super:
     """Read and check the superblock of the image open at ``fd``: a single read.
 
+    ``torn`` accepts one whose checksum is wrong, if it says that the journal must be replayed: a crash may have cut its
+    writing in half, and then the journal has the whole one. Who asks for that must check the superblock again.
     Raises CorruptImage (not ext4, cut short, impossible geometry, wrong checksum), Unsupported (by the feature's name),
     HostError.
     """
@@ -107,21 +109,34 @@ def read_super(fd: int, where: str) -> Super:
         data = os.pread(fd, c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET)
     except OSError as e:
         raise HostError.from_os(e, where) from e
-    return parse_super(data, size, where)
+    return parse_super(data, size, where, torn=torn)
 
 
-def parse_super(data: bytes, file_size: int, where: str) -> Super:
+def _may_be_torn(sb: SuperBlock) -> bool:
+    """Tell whether a superblock with a wrong checksum may be half old, half new (sectors of 512 bytes).
+
+    Setting and clearing RECOVER changes nothing but that bit and the checksum, so that both halves are known.
+    """
+    if sb.s_feature_incompat & c.INCOMPAT_RECOVER:
+        return True
+    sb.s_feature_incompat |= c.INCOMPAT_RECOVER
+    return superblock_checksum(sb.pack()) == sb.s_checksum
+
+
+def parse_super(data: bytes, file_size: int, where: str, *, torn: bool = False) -> Super:
     """Check the 1024 bytes of a superblock; see :func:`read_super`."""
     if len(data) < c.SUPERBLOCK_SIZE:
         raise CorruptImage(f"not an ext4 image: only {file_size} bytes", where=where)
     sb = SuperBlock.unpack(data)
     if sb.s_magic != c.MAGIC:
         raise CorruptImage(f"not an ext4 image: magic {sb.s_magic:#06x} instead of 0xef53 at byte 1080", where=where)
-    compat, incompat, ro_compat = sb.s_feature_compat, sb.s_feature_incompat, sb.s_feature_ro_compat
-    if sb.s_rev_level == 0:
-        compat = incompat = ro_compat = 0
-    if ro_compat & c.RO_METADATA_CSUM and superblock_checksum(data) != sb.s_checksum:
+    old = sb.s_rev_level == 0
+    summed = not old and sb.s_feature_ro_compat & c.RO_METADATA_CSUM
+    if summed and superblock_checksum(data) != sb.s_checksum and not (torn and _may_be_torn(sb)):
         raise CorruptImage("superblock checksum is wrong", where=where)
+    compat, incompat, ro_compat = sb.s_feature_compat, sb.s_feature_incompat, sb.s_feature_ro_compat
+    if old:
+        compat = incompat = ro_compat = 0
     unknown = incompat & ~c.READ_INCOMPAT
     if unknown:
         names = ", ".join(c.feature_names(unknown, c.INCOMPAT, "I"))

@@ -7,8 +7,8 @@ What breaks the format is CorruptImage.
         if ino is not None:
             print(v.read(ino, 0, 4096))
 
-Reads ext2, ext3 and ext4 images of any block size that mke2fs makes. The journal is not replayed: a volume that needs
-it is refused.
+Reads ext2, ext3 and ext4 images of any block size that mke2fs makes. A volume whose journal needs recovery is read as
+it will be once recovered, without a byte being written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING, Literal, overload
 
 from ext4lite import directory, extents, indirect, xattrs
 from ext4lite.blockdev import StrPath, lock_shared, open_image
@@ -35,6 +36,12 @@ from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc, Inode, XattrHeader
 from ext4lite.super import Super, read_super
 
+if TYPE_CHECKING:
+    from ext4lite.recover import Recovered
+
+if TYPE_CHECKING:
+    from ext4lite.writer import WritableVolume
+
 __all__ = ["Extent", "Stat", "Volume"]
 
 _WINDOW = 64 << 10
@@ -51,7 +58,10 @@ _FULL_EXTRA = Inode.SIZE - 128
 class Volume:
     """An image open for reading, under a shared lock. Not thread-safe. Make it with :meth:`open`."""
 
-    def __init__(self, fd: int, sb: Super, where: str) -> None:
+    def __init__(self, fd: int, sb: Super, where: str, recovered: Recovered | None = None) -> None:
+        self.recovered = recovered
+        """What the journal's replay brings, laid over the image; None for a volume that is read as it is."""
+        self._overlay = recovered.overlay if recovered is not None else None
         self.super = sb
         self.where = where
         self.block_size = sb.block_size
@@ -69,24 +79,54 @@ class Volume:
         self._records: dict[int, InodeRecord] = {}
         self._directories: OrderedDict[int, dict[bytes, int]] = OrderedDict()
 
+    @overload
     @classmethod
-    def open(cls, path: StrPath, *, dirty: bool = False) -> Volume:
-        """Open an image and lock it for reading.
+    def open(cls, path: StrPath, *, mode: Literal["r"] = "r", dirty: bool = False, replay: bool = True) -> Volume: ...
 
-        ``dirty`` accepts a volume that was not closed cleanly (its content may be inconsistent). Raises VolumeBusy,
-        NeedsRecovery (the journal must be replayed first), CorruptImage, Unsupported, HostError.
+    @overload
+    @classmethod
+    def open(cls, path: StrPath, *, mode: Literal["rw"]) -> WritableVolume: ...
+
+    @classmethod
+    def open(cls, path: StrPath, *, mode: Literal["r", "rw"] = "r", dirty: bool = False, replay: bool = True) -> Volume:
+        """Open an image and lock it: shared for reading, exclusively with ``mode="rw"`` (see ``ext4lite.writer``).
+
+        A journal that needs recovery is replayed in memory; ``replay=False`` shows the image as it is on disk (its
+        content may be inconsistent). ``dirty`` falls back to that where the journal is damaged. Raises VolumeBusy,
+        CorruptImage, Unsupported, HostError.
         """
+        if mode == "rw":
+            from ext4lite.writer import WritableVolume
+
+            return WritableVolume.open_for_writing(path)
         where = os.fspath(path)
         fd = open_image(path)
         try:
             lock_shared(fd, path)
-            sb = read_super(fd, where)
-            if sb.needs_recovery and not dirty:
-                sb.require_clean()
-            return cls(fd, sb, where)
+            if not replay:
+                return cls(fd, read_super(fd, where), where)
+            sb = read_super(fd, where, torn=True)
+            if not sb.needs_recovery:
+                return cls(fd, sb, where)
+            from ext4lite.recover import look
+
+            try:
+                found = look(fd, sb, where)
+            except CorruptImage:
+                if not dirty:
+                    raise
+                return cls(fd, read_super(fd, where), where)
+            return cls(fd, found.super, where, found)
         except BaseException:
             os.close(fd)
             raise
+
+    def refresh(self) -> None:
+        """Forget everything that was read: the blocks below have changed."""
+        self._windows.clear()
+        self._descriptors.clear()
+        self._records.clear()
+        self._directories.clear()
 
     def host_bytes(self) -> int:
         """Bytes that the image takes on the host: less than its size when it is sparse."""
@@ -114,7 +154,7 @@ class Volume:
         if len(data) != length:
             # pread gives at most 2 GiB at once, but nothing here asks for that much
             raise CorruptImage(f"the image ends before byte {offset + length}", where=where)
-        return data
+        return data if self._overlay is None else self._overlay.patch(data, offset)
 
     def block(self, number: int, where: str = "") -> bytes:
         """Return block ``number``; CorruptImage with ``where`` when it lies outside the volume."""
@@ -152,13 +192,9 @@ class Volume:
             return group == 0 or group in sb.raw.s_backup_bgs
         return has_sparse_super(group) if sb.ro_compat & c.RO_SPARSE_SUPER else True
 
-    def group(self, group: int) -> GroupDesc:
-        """Return a group's descriptor, its checksum verified and its pointers inside the volume."""
-        found = self._descriptors.get(group)
-        if found is not None:
-            return found
+    def desc_offset(self, group: int) -> int:
+        """Return the byte of the image where a group's descriptor begins."""
         sb = self.super
-        where = self._at(f"group {group}")
         per_block = self.block_size // sb.desc_size
         table_block, index = divmod(group, per_block)
         super_block = c.SUPERBLOCK_OFFSET // self.block_size
@@ -168,7 +204,16 @@ class Volume:
             block = sb.group_first(first) + self.has_super(first)
             if first == 0 and self.first_data_block < super_block:
                 block += 1  # bigalloc with blocks of 1 KiB: block 0 belongs to the group, too
-        raw = self._metadata(block * self.block_size + index * sb.desc_size, sb.desc_size, where)
+        return block * self.block_size + index * sb.desc_size
+
+    def group(self, group: int) -> GroupDesc:
+        """Return a group's descriptor, its checksum verified and its pointers inside the volume."""
+        found = self._descriptors.get(group)
+        if found is not None:
+            return found
+        sb = self.super
+        where = self._at(f"group {group}")
+        raw = self._metadata(self.desc_offset(group), sb.desc_size, where)
         desc = GroupDesc.unpack(raw if sb.desc_size >= GroupDesc.SIZE else raw + bytes(GroupDesc.SIZE - len(raw)))
         if self._seed is not None:
             wanted = group_desc_checksum(self._seed, group, raw)

@@ -1,7 +1,8 @@
 """The command ``ext4lite``: one module a command, imported only when it is called.
 
-A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name``; the table below is all that
-``--help`` needs. Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and their exit code.
+A command ``name`` is a typer-annotated function ``name`` in ``ext4lite.cli.name``, with ``_`` for ``-``; the table
+below is all that ``--help`` needs. Errors of :class:`ext4lite.errors.Ext4LiteError` become one line on stderr and their
+exit code.
 """
 
 from __future__ import annotations
@@ -25,6 +26,19 @@ COMMANDS: dict[str, str] = {
     "inspect": "Show what a volume is and holds.",
     "clone": "Make an episode's copy of a golden volume.",
     "manifest": "List a volume's content as JSON Lines.",
+    "ls": "List a directory of a volume.",
+    "cat": "Print files of a volume.",
+    "stat": "Show what inodes of a volume say.",
+    "cp-in": "Copy files into a volume.",
+    "cp-out": "Copy files out of a volume.",
+    "rm": "Remove files and directories of a volume.",
+    "mkdir": "Make directories in a volume.",
+    "mv": "Move or rename in a volume.",
+    "ln": "Make a hard link or symlink in a volume.",
+    "xattr": "Show and change extended attributes in a volume.",
+    "label": "Show or set a volume's name.",
+    "uuid": "Show or set a volume's UUID.",
+    "recover": "Replay a volume's journal after a crash and leave it clean.",
 }
 
 EXIT_USAGE = 2
@@ -79,9 +93,10 @@ def _dispatch(argv: list[str]) -> int:
 def _run_command(name: str, arguments: list[str]) -> int:
     import typer
 
-    module = import_module(f"ext4lite.cli.{name}")
+    function = name.replace("-", "_")
+    module = import_module(f"ext4lite.cli.{function}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name)(getattr(module, name))
+    app.command(name)(getattr(module, function))
     rewrite = getattr(module, "rewrite_arguments", None)
     # typer's own error class is not public, but the base of one that is.
     usage_error: Any = next(t for t in typer.BadParameter.__mro__ if t.__name__ == "UsageError")

@@ -2034,3 +2034,388 @@ class JournalSuperBlock:
             self.s_checksum,
             self.s_users,
         )
+
+
+class JournalTag3:
+    """Codec derived from the construct definition of ``JournalTag3`` (16 bytes)."""
+
+    __slots__ = (
+        "t_blocknr",
+        "t_flags",
+        "t_blocknr_high",
+        "t_checksum",
+    )
+    STRUCT: Final = Struct(">LLLL")
+    SIZE: Final = 16
+    OFFSET_t_checksum: Final = 12
+    t_blocknr: int
+    t_flags: int
+    t_blocknr_high: int
+    t_checksum: int
+
+    def __init__(self, t_blocknr: int = 0, t_flags: int = 0, t_blocknr_high: int = 0, t_checksum: int = 0) -> None:
+        self.t_blocknr = t_blocknr
+        self.t_flags = t_flags
+        self.t_blocknr_high = t_blocknr_high
+        self.t_checksum = t_checksum
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "JournalTag3":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.t_blocknr,
+            self.t_flags,
+            self.t_blocknr_high,
+            self.t_checksum,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.t_blocknr, self.t_flags, self.t_blocknr_high, self.t_checksum)
+
+
+class JournalTag:
+    """Codec derived from the construct definition of ``JournalTag`` (8 bytes)."""
+
+    __slots__ = (
+        "t_blocknr",
+        "t_checksum",
+        "t_flags",
+    )
+    STRUCT: Final = Struct(">LHH")
+    SIZE: Final = 8
+    OFFSET_t_checksum: Final = 4
+    t_blocknr: int
+    t_checksum: int
+    t_flags: int
+
+    def __init__(self, t_blocknr: int = 0, t_checksum: int = 0, t_flags: int = 0) -> None:
+        self.t_blocknr = t_blocknr
+        self.t_checksum = t_checksum
+        self.t_flags = t_flags
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "JournalTag":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.t_blocknr,
+            self.t_checksum,
+            self.t_flags,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.t_blocknr, self.t_checksum, self.t_flags)
+
+
+class JournalRevokeHeader:
+    """Codec derived from the construct definition of ``JournalRevokeHeader`` (16 bytes)."""
+
+    __slots__ = (
+        "h_magic",
+        "h_blocktype",
+        "h_sequence",
+        "r_count",
+    )
+    STRUCT: Final = Struct(">LLLL")
+    SIZE: Final = 16
+    h_magic: int
+    h_blocktype: int
+    h_sequence: int
+    r_count: int
+
+    def __init__(self, h_magic: int = 0, h_blocktype: int = 0, h_sequence: int = 0, r_count: int = 0) -> None:
+        self.h_magic = h_magic
+        self.h_blocktype = h_blocktype
+        self.h_sequence = h_sequence
+        self.r_count = r_count
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "JournalRevokeHeader":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.h_magic,
+            self.h_blocktype,
+            self.h_sequence,
+            self.r_count,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.h_magic, self.h_blocktype, self.h_sequence, self.r_count)
+
+
+class JournalCommit:
+    """Codec derived from the construct definition of ``JournalCommit`` (60 bytes)."""
+
+    __slots__ = (
+        "h_magic",
+        "h_blocktype",
+        "h_sequence",
+        "h_chksum_type",
+        "h_chksum_size",
+        "h_padding",
+        "h_chksum",
+        "h_commit_sec",
+        "h_commit_nsec",
+    )
+    STRUCT: Final = Struct(">LLLBB2s8LQL")
+    SIZE: Final = 60
+    OFFSET_h_chksum: Final = 16
+    h_magic: int
+    h_blocktype: int
+    h_sequence: int
+    h_chksum_type: int
+    h_chksum_size: int
+    h_padding: bytes
+    h_chksum: tuple[int, ...]
+    h_commit_sec: int
+    h_commit_nsec: int
+
+    def __init__(
+        self,
+        h_magic: int = 0,
+        h_blocktype: int = 0,
+        h_sequence: int = 0,
+        h_chksum_type: int = 0,
+        h_chksum_size: int = 0,
+        h_padding: bytes = bytes(2),
+        h_chksum: tuple[int, ...] = (0,) * 8,
+        h_commit_sec: int = 0,
+        h_commit_nsec: int = 0,
+    ) -> None:
+        self.h_magic = h_magic
+        self.h_blocktype = h_blocktype
+        self.h_sequence = h_sequence
+        self.h_chksum_type = h_chksum_type
+        self.h_chksum_size = h_chksum_size
+        self.h_padding = h_padding
+        self.h_chksum = h_chksum
+        self.h_commit_sec = h_commit_sec
+        self.h_commit_nsec = h_commit_nsec
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "JournalCommit":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        v = cls.STRUCT.unpack_from(data, offset)
+        self.h_magic = v[0]
+        self.h_blocktype = v[1]
+        self.h_sequence = v[2]
+        self.h_chksum_type = v[3]
+        self.h_chksum_size = v[4]
+        self.h_padding = v[5]
+        self.h_chksum = v[6:14]
+        self.h_commit_sec = v[14]
+        self.h_commit_nsec = v[15]
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(
+            self.h_magic,
+            self.h_blocktype,
+            self.h_sequence,
+            self.h_chksum_type,
+            self.h_chksum_size,
+            self.h_padding,
+            *self.h_chksum,
+            self.h_commit_sec,
+            self.h_commit_nsec,
+        )
+
+
+class FcTag:
+    """Codec derived from the construct definition of ``FcTag`` (4 bytes)."""
+
+    __slots__ = (
+        "fc_tag",
+        "fc_len",
+    )
+    STRUCT: Final = Struct("<HH")
+    SIZE: Final = 4
+    fc_tag: int
+    fc_len: int
+
+    def __init__(self, fc_tag: int = 0, fc_len: int = 0) -> None:
+        self.fc_tag = fc_tag
+        self.fc_len = fc_len
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcTag":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_tag,
+            self.fc_len,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_tag, self.fc_len)
+
+
+class FcHead:
+    """Codec derived from the construct definition of ``FcHead`` (8 bytes)."""
+
+    __slots__ = (
+        "fc_features",
+        "fc_tid",
+    )
+    STRUCT: Final = Struct("<LL")
+    SIZE: Final = 8
+    fc_features: int
+    fc_tid: int
+
+    def __init__(self, fc_features: int = 0, fc_tid: int = 0) -> None:
+        self.fc_features = fc_features
+        self.fc_tid = fc_tid
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcHead":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_features,
+            self.fc_tid,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_features, self.fc_tid)
+
+
+class FcTail:
+    """Codec derived from the construct definition of ``FcTail`` (8 bytes)."""
+
+    __slots__ = (
+        "fc_tid",
+        "fc_crc",
+    )
+    STRUCT: Final = Struct("<LL")
+    SIZE: Final = 8
+    fc_tid: int
+    fc_crc: int
+
+    def __init__(self, fc_tid: int = 0, fc_crc: int = 0) -> None:
+        self.fc_tid = fc_tid
+        self.fc_crc = fc_crc
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcTail":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_tid,
+            self.fc_crc,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_tid, self.fc_crc)
+
+
+class FcAddRange:
+    """Codec derived from the construct definition of ``FcAddRange`` (16 bytes)."""
+
+    __slots__ = (
+        "fc_ino",
+        "fc_ex",
+    )
+    STRUCT: Final = Struct("<L12s")
+    SIZE: Final = 16
+    fc_ino: int
+    fc_ex: bytes
+
+    def __init__(self, fc_ino: int = 0, fc_ex: bytes = bytes(12)) -> None:
+        self.fc_ino = fc_ino
+        self.fc_ex = fc_ex
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcAddRange":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_ino,
+            self.fc_ex,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_ino, self.fc_ex)
+
+
+class FcDelRange:
+    """Codec derived from the construct definition of ``FcDelRange`` (12 bytes)."""
+
+    __slots__ = (
+        "fc_ino",
+        "fc_lblk",
+        "fc_len",
+    )
+    STRUCT: Final = Struct("<LLL")
+    SIZE: Final = 12
+    fc_ino: int
+    fc_lblk: int
+    fc_len: int
+
+    def __init__(self, fc_ino: int = 0, fc_lblk: int = 0, fc_len: int = 0) -> None:
+        self.fc_ino = fc_ino
+        self.fc_lblk = fc_lblk
+        self.fc_len = fc_len
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcDelRange":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_ino,
+            self.fc_lblk,
+            self.fc_len,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_ino, self.fc_lblk, self.fc_len)
+
+
+class FcDentry:
+    """Codec derived from the construct definition of ``FcDentry`` (8 bytes)."""
+
+    __slots__ = (
+        "fc_parent_ino",
+        "fc_ino",
+    )
+    STRUCT: Final = Struct("<LL")
+    SIZE: Final = 8
+    fc_parent_ino: int
+    fc_ino: int
+
+    def __init__(self, fc_parent_ino: int = 0, fc_ino: int = 0) -> None:
+        self.fc_parent_ino = fc_parent_ino
+        self.fc_ino = fc_ino
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "FcDentry":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.fc_parent_ino,
+            self.fc_ino,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.fc_parent_ino, self.fc_ino)

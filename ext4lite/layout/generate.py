@@ -45,6 +45,16 @@ DEFINITIONS: dict[str, Any] = {
     "XattrEntryHeader": xattr.XATTR_ENTRY_HEADER,
     "JournalHeader": jbd2.JOURNAL_HEADER,
     "JournalSuperBlock": jbd2.JOURNAL_SUPERBLOCK,
+    "JournalTag3": jbd2.JOURNAL_TAG3,
+    "JournalTag": jbd2.JOURNAL_TAG,
+    "JournalRevokeHeader": jbd2.JOURNAL_REVOKE_HEADER,
+    "JournalCommit": jbd2.JOURNAL_COMMIT,
+    "FcTag": jbd2.FC_TAG,
+    "FcHead": jbd2.FC_HEAD,
+    "FcTail": jbd2.FC_TAIL,
+    "FcAddRange": jbd2.FC_ADD_RANGE,
+    "FcDelRange": jbd2.FC_DEL_RANGE,
+    "FcDentry": jbd2.FC_DENTRY,
 }
 """Class name of the codec → its definition."""
 
@@ -102,7 +112,7 @@ def codec_source(name: str, definition: Any) -> str:
     out += [f'    STRUCT: Final = Struct("{fmt}")', f"    SIZE: Final = {sum(f.size for f in fields)}"]
     offset = 0
     for f in fields:
-        if "checksum" in f.name or f.name in ("inode_bitmap_csum", "h_hash"):
+        if "checksum" in f.name or f.name in ("inode_bitmap_csum", "h_hash", "h_chksum"):
             out.append(f"    OFFSET_{f.name}: Final = {offset}")
         offset += f.size
     arguments, values, slots, at = [], [], [], 0

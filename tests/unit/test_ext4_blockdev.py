@@ -160,14 +160,20 @@ def test_a_guest_needs_a_clean_volume(image: Path) -> None:
     patch_super(image, s_state=3, s_last_orphan=0)
     with pytest.raises(NeedsRecovery, match="errors"):
         open_for_guest(image)
+    assert not record_path(image).exists()
+
+
+def test_a_guests_volume_is_recovered_first(image: Path) -> None:
     incompat = 0x2 | 0x40 | 0x80 | 0x200 | 0x2000
     patch_super(image, s_state=1, s_feature_incompat=incompat | 0x4)
-    for attempt in (lambda: open_for_guest(image).close(), lambda: Volume.open(image).close()):
-        with pytest.raises(NeedsRecovery, match="NEEDS_RECOVERY"):
-            attempt()  # type: ignore[no-untyped-call]
-    assert not record_path(image).exists()
+    with pytest.raises(NeedsRecovery, match="NEEDS_RECOVERY"):
+        open_for_guest(image, readonly=True)
     report = inspect(image)
+    assert (report.state, report.journal.state, report.images) == ("needs recovery", "needs recovery", [])
+    report = inspect(image, replay=False)
     assert (report.state, report.journal.state, report.images) == ("needs recovery", "needs recovery", None)
+    open_for_guest(image).close()
+    assert inspect(image).state == "clean"
 
 
 def test_a_guest_needs_known_features(image: Path) -> None:

@@ -1,0 +1,140 @@
+"""Inodes without a name that still have content, and files being cut: what recovery has to finish.
+
+They form a list on disk: ``s_last_orphan`` is the first, ``i_dtime`` of each the next (source:
+Documentation/filesystems/ext4/orphan.rst). Volumes with an orphan file have a second place; every reader knows the list
+there, too.
+
+Erasing what is too large for one transaction goes in steps: on the list first, then piece by piece from its end.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ext4lite.attrwrite import AttributeVolume
+from ext4lite.errors import CorruptImage
+from ext4lite.extent_tree import FILE_END
+from ext4lite.inode import InodeRecord
+from ext4lite.jbd2.transaction import TransactionTooLarge
+from ext4lite.layout import constants as c
+
+_RUNS_A_STEP = 32
+_BLOCKS_A_STEP = 64  # of directories, each of which is revoked
+_GROUPS_A_STEP = 16
+
+
+class OrphanVolume(AttributeVolume):
+    """Adds deletion; see :class:`ext4lite.writer.WritableVolume`."""
+
+    def add_orphan(self, record: InodeRecord) -> None:
+        """Put an inode at the head of the list; the caller stores it."""
+        raw = self.super.raw
+        record.fields.i_dtime, raw.s_last_orphan = raw.s_last_orphan, record.ino
+
+    def remove_orphan(self, record: InodeRecord) -> None:
+        """Take an inode out of the list; the caller stores it."""
+        raw = self.super.raw
+        following = record.fields.i_dtime
+        record.fields.i_dtime = 0
+        if raw.s_last_orphan == record.ino:
+            raw.s_last_orphan = following
+            return
+        seen = set()
+        ino = raw.s_last_orphan
+        while ino and ino not in seen:
+            seen.add(ino)
+            other = self.inode(ino)
+            if other.fields.i_dtime == record.ino:
+                other.fields.i_dtime = following
+                self.put_inode(other)
+                return
+            ino = other.fields.i_dtime
+        raise CorruptImage(f"inode {record.ino} is not in the list of orphans", where=self.where)
+
+    def erase(self, record: InodeRecord) -> None:
+        """Free all that belongs to an inode without links, and the inode."""
+        directory = record.type == c.S_IFDIR
+        if self._has_blocks(record):
+            self._release(record, 0, FILE_END)
+        self.drop_xattr_block(record)
+        self.set_size(record, 0)
+        record.fields.i_links_count = 0
+        record.fields.i_dtime = max(1, self.clock() // 1_000_000_000 & 0xFFFFFFFF)
+        self.put_inode(record)
+        self.alloc.free_inode(record.ino, directory=directory)
+        self._records.pop(record.ino, None)
+        self._maps.pop(record.ino, None)
+        self._names_gone(record.ino)
+
+    def _names_gone(self, ino: int) -> None:
+        """A directory is no more; a subclass drops what it knows of it."""
+
+    def _has_blocks(self, record: InodeRecord) -> bool:
+        if record.type in (c.S_IFREG, c.S_IFDIR):
+            return True
+        return record.type == c.S_IFLNK and not self._is_fast_symlink(record)
+
+    def erase_orphan(self, ino: int) -> None:
+        """Erase an inode that is in the list, in steps where one would be too large."""
+
+        def whole() -> None:
+            record = self.inode(ino)
+            self.remove_orphan(record)
+            self.erase(record)
+
+        try:
+            self._run(whole)
+        except TransactionTooLarge:
+            self._release_in_steps(ino, 0)
+            self._run(whole)
+
+    def _release_in_steps(self, ino: int, start: int) -> None:
+        """Free the blocks of an orphan from file block ``start`` on, from the end, a piece a transaction."""
+        record = self.inode(ino)
+        most = _BLOCKS_A_STEP if record.type == c.S_IFDIR else _GROUPS_A_STEP * self.super.raw.s_blocks_per_group
+        runs = self.map(record)[0]
+        while runs and runs[-1].logical + runs[-1].count > start:
+            first = runs[-1].logical + runs[-1].count
+            taken = 0
+            for run in reversed(runs[-_RUNS_A_STEP:]):
+                first = max(start, run.logical, run.logical + run.count - (most - taken))
+                taken += run.logical + run.count - first
+                if first > run.logical or taken >= most:
+                    break
+            self._run(partial(self._release_step, ino, first))
+            while runs and runs[-1].logical >= first:
+                runs.pop()
+            if runs and runs[-1].logical + runs[-1].count > first:
+                runs[-1].count = first - runs[-1].logical
+
+    def _release_step(self, ino: int, first: int) -> None:
+        record = self.inode(ino)
+        self._release(record, first, FILE_END)
+        self.put_inode(record)
+
+    def truncate(self, ino: int, size: int) -> None:
+        """Make a regular file ``size`` bytes long; new bytes are a hole. FileTooLarge, IsADirectory, Invalid."""
+        try:
+            super().truncate(ino, size)
+        except TransactionTooLarge:
+            self._truncate_in_steps(ino, size)
+
+    def _truncate_in_steps(self, ino: int, size: int) -> None:
+        start = -(-size // self.block_size)
+
+        def begin() -> None:
+            record = self.inode(ino)
+            if record.fields.i_flags & c.EXTENTS_FL:  # a block map is only read as far as the file's size
+                self.set_size(record, size)
+            self.add_orphan(record)
+            self.put_inode(record)
+
+        def end() -> None:
+            record = self.inode(ino)
+            self._truncate(ino, size)
+            self.remove_orphan(record)
+            self.put_inode(record)
+
+        self._run(begin)
+        self._release_in_steps(ino, start)
+        self._run(end)

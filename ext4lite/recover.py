@@ -1,0 +1,248 @@
+"""Bringing a volume back after a crash: its journal replayed, its orphans settled, its superblock clean.
+
+Two ways: :func:`look` does it in memory, for reading; :func:`recover` does it in place.
+
+In place, each step is durable before the next one begins, and each can be repeated after another crash:
+
+1. the blocks of the log go to their places (RECOVER stays set);
+2. the log's beginning moves behind what was replayed; fast commits, orphans and the superblock's counts become
+   transactions of their own, which then go to their places;
+3. the log is empty, its numbers go on; 4. RECOVER is cleared: one bit and the checksum, nothing else, so that even a
+   superblock cut in half between its sectors is understood.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
+from ext4lite.checksum import superblock_checksum
+from ext4lite.errors import CorruptImage, Unsupported
+from ext4lite.jbd2 import fastcommit, orphans
+from ext4lite.jbd2.log import FileBlocks, Log, Overlay, write_back
+from ext4lite.jbd2.patch import counts, put_super
+from ext4lite.jbd2.recovery import Replay, replay
+from ext4lite.jbd2.transaction import Journal
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import SuperBlock
+from ext4lite.super import Super, parse_super, read_super
+from ext4lite.volume import Volume
+
+_ERRORS = slice(0x194, 0x200)  # s_error_count to the end of s_last_error_func: noted outside the journal
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A volume as its journal says that it is; nothing is written."""
+
+    super: Super
+    """The superblock as it will be: RECOVER is cleared."""
+    overlay: Overlay
+    log: Log
+    replay: Replay
+    fast: list[fastcommit.Record]
+    """Records of fast commits; :func:`look` has applied them, if there are any."""
+
+
+@dataclass(slots=True)
+class RecoveryResult:
+    """What :func:`recover` found and did. All counts are 0 where nothing was to be done (``recovered`` is False)."""
+
+    path: str
+    recovered: bool
+    transactions: int = 0
+    first_transaction: int = 0
+    next_transaction: int = 0
+    blocks: int = 0
+    """Blocks of the volume that were written from the log."""
+    revoked: int = 0
+    fast_commits: int = 0
+    orphans_deleted: int = 0
+    orphans_truncated: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data for JSON."""
+        return asdict(self)
+
+
+def look(fd: int, sb: Super, where: str) -> Recovered:
+    """Find out how the volume open at ``fd`` is once its journal is replayed; memory grows with the journal only.
+
+    ``sb`` may be torn (:func:`~ext4lite.super.read_super`). CorruptImage, Unsupported, HostError.
+    """
+    found = _replayed(FileBlocks(fd, sb.block_size, where), fd, sb, where)
+    if found.fast:
+        fastcommit.apply(Volume(fd, found.super, where, found), found.overlay, found.fast, int(time.time()))
+        found.super = _super_of(found.overlay, sb.file_size, where)
+    return found
+
+
+def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str) -> Recovered:
+    """Replay the log into an overlay, without fast commits."""
+    log = open_log(fd, sb, where)
+    log.blocks = blocks
+    brought = replay(log, volume_blocks=sb.file_size // sb.block_size)
+    fast = fastcommit.scan(log, brought.end)
+    overlay = Overlay(blocks, brought.blocks)
+    raw = _raw_super(overlay)
+    old = _raw_super(blocks)
+    if raw.pack()[_ERRORS] != old.pack()[_ERRORS] and superblock_checksum(old.pack()) == old.s_checksum:
+        data = raw.pack()
+        raw = SuperBlock.unpack(data[: _ERRORS.start] + old.pack()[_ERRORS] + data[_ERRORS.stop :])
+        put_super(overlay, raw)
+    if raw.s_magic != c.MAGIC or raw.s_log_block_size != sb.raw.s_log_block_size:
+        raise CorruptImage("the journal holds an impossible superblock", where=where)
+    # The superblock must be whole by now: from the journal, or because nothing of it but RECOVER is in doubt.
+    data, sums = raw.pack(), set()
+    for flag in (c.INCOMPAT_RECOVER, 0):
+        raw.s_feature_incompat = raw.s_feature_incompat & ~c.INCOMPAT_RECOVER | flag
+        sums.add(superblock_checksum(raw.pack()))
+    if raw.s_checksum not in sums:
+        parse_super(data, sb.file_size, where)
+    raw.s_state |= old.s_state & c.STATE_ERROR
+    if log.super.s_errno:
+        raw.s_state |= c.STATE_ERROR
+    put_super(overlay, raw)
+    return Recovered(_super_of(overlay, sb.file_size, where), overlay, log, brought, fast)
+
+
+def open_log(fd: int, sb: Super, where: str) -> Log:
+    """Open the journal of the volume at ``fd``. CorruptImage, Unsupported (an external journal), HostError."""
+    ino = sb.raw.s_journal_inum
+    if not sb.compat & c.COMPAT_HAS_JOURNAL:
+        raise CorruptImage("the journal is to be replayed, but there is none", where=where)
+    if not ino:
+        raise Unsupported("the volume's journal is on another device", where=where)
+    volume = Volume(fd, sb, where)
+    record = volume.inode(ino)
+    inside = f"{where}: journal inode {ino}"
+    if record.type != c.S_IFREG or not record.fields.i_links_count:
+        raise CorruptImage("is not a regular file", where=inside)
+    return Log.open(FileBlocks(fd, sb.block_size, where), volume.map(record)[0], inside)
+
+
+def _raw_super(blocks: FileBlocks | Overlay) -> SuperBlock:
+    block, at = divmod(c.SUPERBLOCK_OFFSET, blocks.block_size)
+    return SuperBlock.unpack(blocks.read(block), at)
+
+
+def _super_of(overlay: Overlay, file_size: int, where: str) -> Super:
+    return parse_super(_raw_super(overlay).pack(), file_size, where)
+
+
+def recover(path: StrPath, *, command: str = "") -> RecoveryResult:
+    """Replay a volume's journal in place, settle its orphans and leave it clean.
+
+    A clean volume is left alone; so is one that was not closed cleanly without a journal (NeedsRecovery, which points
+    at e2fsck). May be killed at any time and called again. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported,
+    HostError.
+    """
+    where = os.fspath(path)
+    fd = open_image(path, write=True)
+    try:
+        lock_exclusive(fd, path, command)
+        try:
+            result = recover_locked(fd, where)
+            read_super(fd, where).require_clean()
+        finally:
+            remove_record(path)
+    finally:
+        os.close(fd)
+    return result
+
+
+def recover_locked(fd: int, where: str) -> RecoveryResult:
+    """Do the work of :func:`recover` on a descriptor that is open for writing and holds the exclusive lock."""
+    begin = time.perf_counter()
+    sb = read_super(fd, where, torn=True)
+    if not sb.needs_recovery:
+        return RecoveryResult(where, False)
+    blocks = FileBlocks(fd, sb.block_size, where)
+    result = _in_place(blocks, fd, sb, where)
+    result.seconds = time.perf_counter() - begin
+    return result
+
+
+def _in_place(blocks: FileBlocks, fd: int, sb: Super, where: str) -> RecoveryResult:
+    found = _replayed(blocks, fd, sb, where)
+    log, brought = found.log, found.replay
+    volume = Volume(fd, found.super, where, found)
+    result = RecoveryResult(
+        where,
+        True,
+        transactions=brought.transactions,
+        first_transaction=brought.first,
+        blocks=len(brought.blocks),
+        revoked=brought.revoked,
+        fast_commits=len(found.fast),
+    )
+    if (found.fast or orphans.present(volume)) and found.super.ro_compat & (c.RO_QUOTA | c.RO_PROJECT):
+        raise Unsupported(
+            "the volume keeps quotas, which orphans and fast commits change", where=where, hint="run e2fsck -fy on it"
+        )
+    # 1. Everything in the log goes to its place. The superblock says RECOVER until the very end, and is not touched if
+    # the log does not have it: nobody could repair it if it were cut in half.
+    overlay = found.overlay
+    number = c.SUPERBLOCK_OFFSET // blocks.block_size
+    if number in overlay.base:
+        _set_recover(overlay, True)
+    else:
+        overlay.dirty.pop(number, None)
+    write_back(blocks, overlay.everything())
+    blocks.flush()
+    # 2. The rest becomes transactions.
+    settled = Overlay(blocks, {})
+    found.overlay = settled
+    volume = Volume(fd, found.super, where, found)
+    log.write_super(start=brought.head, sequence=brought.end)
+    blocks.flush()
+    journal = Journal(log, start=brought.head, sequence=brought.end)
+    written: dict[int, bytes] = {}
+
+    def step() -> None:
+        """Hand what has changed since the last time to the journal."""
+        with journal.begin() as h:
+            for number, data in settled.dirty.items():
+                if written.get(number) is not data:
+                    h.write(number, data)
+                    written[number] = data
+
+    now = int(time.time())
+    if found.fast:
+        fastcommit.apply(volume, settled, found.fast, now)
+        step()
+        journal.commit()
+    done = orphans.process(volume, settled, now, step)
+    result.orphans_deleted, result.orphans_truncated = done.deleted, done.truncated
+    raw = _raw_super(settled)
+    before = raw.pack()
+    free, raw.s_free_inodes_count = counts(volume)
+    raw.s_free_blocks_count_lo = free & 0xFFFFFFFF
+    if sb.incompat & c.INCOMPAT_64BIT:
+        raw.s_free_blocks_count_hi = free >> 32
+    raw.s_state = raw.s_state & ~c.STATE_ORPHANS | found.super.raw.s_state & c.STATE_ERROR
+    if raw.pack() != before:
+        put_super(settled, raw)
+        step()
+    # 3. Numbers go on behind whatever was cut off, also when no transaction was written.
+    log.super.s_errno = 0  # the superblock knows of it now
+    journal.close()
+    # 4.
+    _set_recover(settled, False)
+    blocks.write(number, settled.read(number))
+    blocks.flush()
+    result.next_transaction = log.super.s_sequence
+    return result
+
+
+def _set_recover(overlay: Overlay, value: bool) -> None:
+    """Set or clear the superblock's RECOVER flag, and nothing else."""
+    raw = _raw_super(overlay)
+    raw.s_feature_incompat &= ~c.INCOMPAT_RECOVER
+    if value:
+        raw.s_feature_incompat |= c.INCOMPAT_RECOVER
+    put_super(overlay, raw)

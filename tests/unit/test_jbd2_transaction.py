@@ -1,0 +1,197 @@
+"""Transactions: what was committed is there after any cut, what was not is not there at all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ext4lite.errors import CorruptImage
+from ext4lite.extents import Extent
+from ext4lite.jbd2.log import Log, super_checksum
+from ext4lite.jbd2.recovery import replay, scan
+from ext4lite.jbd2.transaction import TransactionTooLarge
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import JournalSuperBlock
+from support.journals import CSUM_V2, CSUM_V3, Trace, fresh, journal_of, recovered
+
+FEATURES = pytest.mark.parametrize("incompat", [CSUM_V3, CSUM_V2, 0x8, 0x10, 0x2, 0], ids=hex)
+USED = 100
+
+
+def content(r: random.Random, size: int) -> bytes:
+    """A block; some begin with the journal's magic and must be escaped."""
+    data = r.randbytes(size)
+    return c.JBD2_MAGIC.to_bytes(4, "big") + data[4:] if r.random() < 0.3 else data
+
+
+@FEATURES
+def test_committed_blocks_are_replayed(incompat: int) -> None:
+    device, runs = fresh(incompat=incompat)
+    journal = journal_of(device, runs)
+    with journal.begin() as h:
+        h.write(5, c.JBD2_MAGIC.to_bytes(4, "big") + b"x" * 1020)
+        h.write(6, b"y" * 1024)
+        assert h.read(6) == b"y" * 1024
+    journal.commit()
+    with journal.begin() as h:
+        h.write(7, b"never" + bytes(1019))
+    after = recovered(device, runs)
+    assert after[5 * 1024 : 6 * 1024] == c.JBD2_MAGIC.to_bytes(4, "big") + b"x" * 1020
+    assert after[6 * 1024 : 7 * 1024] == b"y" * 1024
+    assert after[7 * 1024 : 8 * 1024] == device.read(7)
+    assert device.read(5) == (5).to_bytes(4, "little") * 256, "nothing is in place before the checkpoint"
+    assert journal.read(7).startswith(b"never")
+    journal.close()
+    assert device.read(7).startswith(b"never")
+    log = Log.open(device, runs, "test")
+    assert (log.super.s_start, log.super.s_sequence) == (0, 4)
+
+
+@FEATURES
+def test_revoked_blocks_are_not(incompat: int) -> None:
+    device, runs = fresh(incompat=incompat)
+    journal = journal_of(device, runs)
+    for block in (5, 6, 7):
+        with journal.begin() as h:
+            h.write(block, bytes([block]) * 1024)
+    journal.commit()
+    with journal.begin() as h:
+        h.revoke(5)
+        h.revoke(6)
+        h.write(6, b"again" + bytes(1019))
+    journal.commit()
+    device.write(5, b"data!" + bytes(1019))
+    with journal.begin() as h:
+        h.revoke(7)
+    with journal.begin() as h:
+        h.write(7, b"used" + bytes(1020))
+    journal.commit()
+    log = Log.open(device, runs, "test")
+    assert replay(log, volume_blocks=200).revoked == 1
+    after = recovered(device, runs)
+    assert after[5 * 1024 :].startswith(b"data!")
+    assert after[6 * 1024 :].startswith(b"again")
+    assert after[7 * 1024 :].startswith(b"used")
+    journal.checkpoint()
+    assert device.read(5).startswith(b"data!"), "the checkpoint forgets it, too"
+
+
+def test_an_operation_that_fails_leaves_nothing() -> None:
+    device, runs = fresh()
+    journal = journal_of(device, runs)
+    with pytest.raises(KeyError), journal.begin() as h:
+        h.write(5, bytes(1024))
+        raise KeyError
+    with pytest.raises(RuntimeError, match="under way"), journal.begin():
+        journal.begin()
+    with pytest.raises(TransactionTooLarge), journal.begin() as h:
+        for block in range(journal.most_changes + 1):
+            h.write(block, bytes(1024))
+    with pytest.raises(ValueError, match="1024 bytes"), journal.begin() as h:
+        h.write(5, b"short")
+    journal.close()
+    assert [e for e in device.events if e] == []
+
+
+def test_ordered_data_comes_before_the_commit() -> None:
+    device, runs = fresh()
+    journal = journal_of(device, runs)
+    with journal.begin() as h:
+        h.write(5, bytes(1024))
+        h.ordered(lambda: device.write(90, b"data" * 256))
+    assert device.events == []
+    journal.commit()
+    writes = [e and e[0] for e in device.events]
+    at = writes.index(90)
+    assert None in writes[at + 1 : -2], "a flush between data and commit block"
+    assert writes[-1] is None
+
+
+def test_compound_transactions_and_wrap() -> None:
+    """Far more than the log holds goes through it; small operations share a transaction."""
+    r = random.Random(3)
+    device, runs = fresh(sequence=0xFFFFFFF0)
+    journal = journal_of(device, runs)
+    model = bytearray(device.data)
+    for step in range(300):
+        with journal.begin() as h:
+            for _ in range(r.randrange(1, 5)):
+                block = r.randrange(USED)
+                data = content(r, 1024)
+                h.write(block, data)
+                model[block * 1024 : (block + 1) * 1024] = data
+        if step % 3 == 0:
+            journal.commit()
+            assert recovered(device, runs)[: USED * 1024] == model[: USED * 1024]
+    assert journal.sequence < 1000, "numbers have gone round"
+    journal.close()
+    assert device.data[: USED * 1024] == model[: USED * 1024]
+
+
+@FEATURES
+def test_cut_off_anywhere(incompat: int) -> None:
+    """After a cut with lost and torn sectors the device is as after one of the commits, and not before the last one."""
+    r = random.Random(incompat)
+    device, runs = fresh(incompat=incompat, journal=40)
+    before = bytes(device.data)
+    journal = journal_of(device, runs)
+    states = [(0, before[: USED * 1024])]
+    model = bytearray(before)
+    for _ in range(40):
+        for _ in range(r.randrange(1, 3)):
+            with journal.begin() as h:
+                for _ in range(r.randrange(1, 4)):
+                    block = r.randrange(USED)
+                    data = content(r, 1024)
+                    h.write(block, data)
+                    model[block * 1024 : (block + 1) * 1024] = data
+        if r.random() < 0.2:
+            journal.checkpoint()
+        journal.commit()
+        states.append((len(device.events), bytes(model[: USED * 1024])))
+    journal.close()
+    # A merge commits, too, when a transaction grows too large; here none does.
+    assert journal.sequence == 41
+    for _ in range(120):
+        at = r.randrange(len(device.events) + 1)
+        left = device.cut(before, at, r)
+        synced = max(i for i, (events, _) in enumerate(states) if events <= at)
+        result = recovered(left, runs)[: USED * 1024]
+        reached = [i for i, (_, state) in enumerate(states) if state == result]
+        assert reached, f"cut behind event {at} of {len(device.events)}: a state that never was"
+        assert max(reached) >= synced, f"cut behind event {at}: commit {synced} is lost"
+
+
+def test_a_version_1_superblock_grows_features_when_it_needs_them() -> None:
+    device, runs = fresh(incompat=0)
+    at = runs[0].physical * 1024
+    device.data[at + 7] = 3
+    device.data[at + 36 : at + 1024] = b"\xee" * 988  # undefined in version 1
+    journal = journal_of(device, runs)
+    with journal.begin() as h:
+        h.revoke(5)
+        h.write(6, b"6" * 1024)
+    journal.commit()
+    log = Log.open(device, runs, "test")
+    assert (log.super.h_blocktype, log.incompat, log.tag_size) == (4, c.JBD2_INCOMPAT_REVOKE, 8)
+    assert [len(t.tags) for t in scan(log).transactions] == [1]
+
+
+def test_fast_commit_area_is_no_part_of_the_log() -> None:
+    device, runs = fresh(incompat=CSUM_V3 | 0x20, journal=64)
+    _with_fc_blocks(device, runs, 20)
+    with pytest.raises(CorruptImage, match="300 of 64 blocks"):
+        Log.open(Trace(1024, _with_fc_blocks(fresh(incompat=CSUM_V3 | 0x20)[0], runs, 300)), runs, "test")
+    log = Log.open(device, runs, "test")
+    assert (log.first, log.last, log.fc_first) == (1, 44, 45)
+    assert log.after(43) == 1
+
+
+def _with_fc_blocks(device: Trace, runs: list[Extent], count: int) -> bytearray:
+    at = runs[0].physical * 1024
+    sb = JournalSuperBlock.unpack(device.data, at)
+    sb.s_num_fc_blks = count
+    sb.s_checksum = super_checksum(sb.pack())
+    device.data[at : at + 1024] = sb.pack()
+    return device.data
