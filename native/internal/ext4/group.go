@@ -168,24 +168,32 @@ func (fs *FS) loadBlockBitmap(g *group) error {
 		g.dirty, g.blocksCsum = true, true
 		return nil
 	}
-	b, err := fs.bufs.readPinned(g.blockBitmap)
+	b, err := fs.readBitmap(g, g.blockBitmap, bgBlockCsumLo, bgBlockCsumHi, fs.sb.blocksPerGroup/8)
 	if err != nil {
 		return err
-	}
-	if fs.sb.has(roCompatMetadataCsum) {
-		d, err := fs.bufs.read(g.descBlk)
-		if err != nil {
-			return err
-		}
-		if !fs.bitmapCsumOK(d.data[g.descOff:g.descOff+fs.sb.descSize], bgBlockCsumLo, bgBlockCsumHi, b.data[:fs.sb.blocksPerGroup/8]) {
-			return corruptf("group %d: checksum of the block bitmap", g.num)
-		}
 	}
 	if c := countClear(b.data, n); c != g.free {
 		return corruptf("group %d: %d blocks free, %d counted in the bitmap", g.num, g.free, c)
 	}
 	g.blocks = b
 	return nil
+}
+
+// readBitmap reads a bitmap of group g and verifies the checksum of its first n
+// bytes, which stands in g's descriptor at lo and hi. The buffer is pinned.
+func (fs *FS) readBitmap(g *group, blk uint64, lo, hi int, n uint32) (*buffer, error) {
+	b, err := fs.bufs.readPinned(blk)
+	if err != nil || !fs.sb.has(roCompatMetadataCsum) {
+		return b, err
+	}
+	d, err := fs.bufs.read(g.descBlk)
+	if err != nil {
+		return nil, err
+	}
+	if !fs.bitmapCsumOK(d.data[g.descOff:g.descOff+fs.sb.descSize], lo, hi, b.data[:n]) {
+		return nil, corruptf("group %d: checksum of the bitmap in block %d", g.num, blk)
+	}
+	return b, nil
 }
 
 // uninitBlockBitmap fills in the bitmap that BLOCK_UNINIT stands for.
@@ -232,18 +240,9 @@ func (fs *FS) loadInodeBitmap(g *group) error {
 		g.dirty, g.inodesCsum = true, true
 		return nil
 	}
-	b, err := fs.bufs.readPinned(g.inodeBitmap)
+	b, err := fs.readBitmap(g, g.inodeBitmap, bgInodeCsumLo, bgInodeCsumHi, n/8)
 	if err != nil {
 		return err
-	}
-	if fs.sb.has(roCompatMetadataCsum) {
-		d, err := fs.bufs.read(g.descBlk)
-		if err != nil {
-			return err
-		}
-		if !fs.bitmapCsumOK(d.data[g.descOff:g.descOff+fs.sb.descSize], bgInodeCsumLo, bgInodeCsumHi, b.data[:n/8]) {
-			return corruptf("group %d: checksum of the inode bitmap", g.num)
-		}
 	}
 	if c := countClear(b.data, n); c != g.freeInodes {
 		return corruptf("group %d: %d inodes free, %d counted in the bitmap", g.num, g.freeInodes, c)
