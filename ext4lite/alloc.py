@@ -106,6 +106,8 @@ class Allocator:
         self.free_inodes = sum(g.free_inodes for g in self.groups)
         self.pending: set[int] = set()
         """Groups with blocks that become available when the running transaction is safe."""
+        self.touched: set[int] = set()
+        """Groups that the running transaction may have changed."""
         self._undo: dict[int, _SNAPSHOT] = {}
         self._undo_totals = (0, 0)
         self._undo_pending: set[int] = set()
@@ -122,6 +124,8 @@ class Allocator:
         """Take back what the operation did in memory."""
         for number, old in self._undo.items():
             self.groups[number].restore(old)
+            if not self.groups[number].dirty:
+                self.touched.discard(number)
         self._undo = {}
         self.free_blocks, self.free_inodes = self._undo_totals
         self.pending = self._undo_pending
@@ -137,16 +141,18 @@ class Allocator:
     def _touch(self, group: Group) -> None:
         if group.number not in self._undo:
             self._undo[group.number] = group.snapshot()
+            self.touched.add(group.number)
         group.dirty = True
 
     def reseal(self) -> None:
         """Have all descriptors written again: what their checksums begin with is about to change."""
         for group in self.groups:
             group.dirty = True
+        self.touched.update(range(len(self.groups)))
 
     def dirty_groups(self) -> list[Group]:
         """Groups whose descriptors have to be written."""
-        return [g for g in self.groups if g.dirty]
+        return [g for g in (self.groups[n] for n in sorted(self.touched)) if g.dirty]
 
     def store(self) -> None:
         """Write counts, flags and checksums of changed groups into their descriptor blocks."""
@@ -181,6 +187,7 @@ class Allocator:
             raw[30:32] = desc.bg_checksum.to_bytes(2, "little")
             block[offset : offset + size] = raw
             group.dirty = group.blocks_changed = group.inodes_changed = False
+        self.touched.clear()
 
     # -- bitmaps ----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from ext4lite.jbd2 import fastcommit, orphans
 from ext4lite.jbd2.log import FileBlocks, Log, Overlay, write_back
 from ext4lite.jbd2.patch import counts, put_super
 from ext4lite.jbd2.recovery import Replay, replay
-from ext4lite.jbd2.transaction import Journal
+from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
 from ext4lite.super import Super, parse_super, read_super
@@ -205,11 +205,15 @@ def _in_place(blocks: FileBlocks, fd: int, sb: Super, where: str) -> RecoveryRes
 
     def step() -> None:
         """Hand what has changed since the last time to the journal."""
-        with journal.begin() as h:
-            for number, data in settled.dirty.items():
-                if written.get(number) is not data:
-                    h.write(number, data)
-                    written[number] = data
+        try:
+            with journal.begin() as h:
+                for number, data in settled.dirty.items():
+                    if written.get(number) is not data:
+                        h.write(number, data)
+                        written[number] = data
+        except TransactionTooLarge as e:
+            what = "an orphan or the fast commits change more blocks than the journal can hold"
+            raise Unsupported(what, where=where, hint="run e2fsck -fy on it") from e
 
     now = int(time.time())
     if found.fast:

@@ -28,7 +28,7 @@ from ext4lite.checksum import (
     inode_seed,
     xattr_block_checksum,
 )
-from ext4lite.errors import CorruptImage, HostError
+from ext4lite.errors import CorruptImage, HostError, Unsupported
 from ext4lite.extents import Extent
 from ext4lite.geometry import has_sparse_super
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, Stat, checksum_ok, stat_of
@@ -422,6 +422,27 @@ class Volume:
         if done < count:
             raise CorruptImage(f"has a hole at its block {done}", where=where)
         return out
+
+    def iterdir_by_hash(self, ino: int) -> list[directory.DirEntry]:
+        """Return what :meth:`iterdir` does in the order of the names' hashes, as the kernel lists with dir_index.
+
+        The order does not depend on when names were added, so a listing can go on where it stopped. Unsupported for an
+        unknown hash.
+        """
+        from ext4lite.htree import effective_version, name_hash
+
+        raw = self.super.raw
+        record = self._live(ino)
+        version = raw.s_def_hash_version
+        entries = self.iterdir(ino)
+        if record.fields.i_flags & c.INDEX_FL and not record.fields.i_flags & c.INLINE_DATA_FL:
+            first = self.map(record)[0][0]
+            version = self.block(first.physical, self._at(f"directory inode {ino}"))[directory.DX_ROOT_AT - 4]
+        version = effective_version(version, bool(raw.s_flags & c.FLAG_UNSIGNED_HASH))
+        try:
+            return sorted(entries, key=lambda e: name_hash(e[0], version, raw.s_hash_seed))
+        except ValueError as e:
+            raise Unsupported(str(e), where=self._at(f"directory inode {ino}")) from e
 
     def _parse(self, data: bytes, where: str) -> list[directory.DirEntry]:
         return directory.parse(data, self._inodes, where)

@@ -151,8 +151,7 @@ class WritableBase(Volume):
         return result
 
     def _size_of_transaction(self) -> int:
-        groups = sum(g.dirty for g in self.alloc.groups) if self.cache.dirty else 0
-        return len(self.cache.dirty) + len(self.cache.revoked) + groups + 1
+        return len(self.cache.dirty) + len(self.cache.revoked) + len(self.alloc.touched) + 1
 
     def _most_changes(self) -> int:
         return _LONE_CHANGES if self.journal is None else self.journal.most_changes

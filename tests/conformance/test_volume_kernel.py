@@ -237,7 +237,14 @@ def test_names_beyond_ascii_hash_as_the_kernels(tmp_path: Path) -> None:
         names = sorted((b"\xe9\xff%d\x80" % i for i in range(500)), key=lambda n: htree.name_hash(n, version, seed))
         for name in names:
             volume.create(b"/d/" + name)
+        volume.mkdir("/few")
+        for name in names[::60]:
+            volume.create(b"/few/" + name)
     fsck(image)
-    with mounted(image, tmp_path / "mnt", "ro") as root:
+    with mounted(image, tmp_path / "mnt", "ro") as root, Volume.open(image) as volume:
         for name in names:
             os.lstat(os.fsencode(root) + b"/d/" + name)
+        for path in ("d", "few"):
+            listed = os.listdir(os.fsencode(root / path))  # noqa: PTH208
+            ours_listed = [name for name, _, _ in volume.iterdir_by_hash(volume.lookup(path) or 0)]
+            assert ours_listed == listed
