@@ -13,13 +13,16 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ext4lite import paths
 from ext4lite.errors import HostError, Invalid, IsADirectory, NotADirectory, NotFound, Unsupported
 from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.volume import Volume
-from ext4lite.writer import NodeKind, WritableVolume
+
+if TYPE_CHECKING:
+    from ext4lite.writer import NodeKind, WritableVolume
 
 _CHUNK = 4 << 20
 _NODES: dict[int, NodeKind] = {

@@ -19,7 +19,6 @@ def mkdir(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make directories in a volume, owned by root."""
-    from ext4lite.transfer import make_parents
     from ext4lite.volume import Volume
 
     try:
@@ -30,6 +29,8 @@ def mkdir(
     with Volume.open(image, mode="rw") as volume:
         for path in directories:
             if parents:
+                from ext4lite.transfer import make_parents
+
                 made += [os.fsdecode(p) for p in make_parents(volume, path, mode=bits)]
             else:
                 volume.mkdir(path, mode=bits)
