@@ -86,7 +86,7 @@ def docker_load(scratch: Path, archives: list[Path]) -> float:
     """Seconds that ``docker load`` of ``archives`` takes in a fresh dockerd whose data is on the same disk."""
     from conformance.host_docker import HostDocker
 
-    with HostDocker(scratch / "docker") as host:
+    with tempfile.TemporaryDirectory(dir=scratch) as data, HostDocker(Path(data, "docker")) as host:
 
         def load() -> None:
             for archive in archives:
