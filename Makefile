@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: demo test setup lint lint-python lint-go test-go test-python images bench wheel clean
+.PHONY: demo test test-long setup lint lint-python lint-go test-go test-python images bench wheel clean
 
 demo: setup
 	$(PY) -m gvx.demo
@@ -33,6 +33,9 @@ images: setup
 
 test-python: setup images
 	$(PY) -m pytest
+
+test-long: setup images
+	$(PY) -m pytest -m long
 
 bench: setup images
 	$(PY) -m benchmarks
