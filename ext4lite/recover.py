@@ -69,21 +69,23 @@ class RecoveryResult:
         return asdict(self)
 
 
-def look(fd: int, sb: Super, where: str) -> Recovered:
+def look(fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
     """Find out how the volume open at ``fd`` is once its journal is replayed; memory grows with the journal only.
 
     ``sb`` may be torn (:func:`~ext4lite.super.read_super`). CorruptImage, Unsupported, HostError.
     """
-    found = _replayed(FileBlocks(fd, sb.block_size, where), fd, sb, where)
+    found = _replayed(FileBlocks(fd, sb.block_size, where), fd, sb, where, verify=verify)
     if found.fast:
-        fastcommit.apply(Volume(fd, found.super, where, found), found.overlay, found.fast, int(time.time()))
-        found.super = _super_of(found.overlay, sb.file_size, where)
+        fastcommit.apply(
+            Volume(fd, found.super, where, found, verify=verify), found.overlay, found.fast, int(time.time())
+        )
+        found.super = parse_super(_raw_super(found.overlay).pack(), sb.file_size, where, verify=verify)
     return found
 
 
-def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str) -> Recovered:
+def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
     """Replay the log into an overlay, without fast commits."""
-    log = open_log(fd, sb, where)
+    log = open_log(fd, sb, where, verify=verify)
     log.blocks = blocks
     brought = replay(log, volume_blocks=sb.file_size // sb.block_size)
     fast = fastcommit.scan(log, brought.end)
@@ -101,23 +103,24 @@ def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str) -> Recovered:
     for flag in (c.INCOMPAT_RECOVER, 0):
         raw.s_feature_incompat = raw.s_feature_incompat & ~c.INCOMPAT_RECOVER | flag
         sums.add(superblock_checksum(raw.pack()))
-    if raw.s_checksum not in sums:
+    if raw.s_checksum not in sums and verify:
         parse_super(data, sb.file_size, where)
     raw.s_state |= old.s_state & c.STATE_ERROR
     if log.super.s_errno:
         raw.s_state |= c.STATE_ERROR
     put_super(overlay, raw)
-    return Recovered(_super_of(overlay, sb.file_size, where), overlay, log, brought, fast)
+    found = parse_super(_raw_super(overlay).pack(), sb.file_size, where, verify=verify)
+    return Recovered(found, overlay, log, brought, fast)
 
 
-def open_log(fd: int, sb: Super, where: str) -> Log:
+def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
     """Open the journal of the volume at ``fd``. CorruptImage, Unsupported (an external journal), HostError."""
     ino = sb.raw.s_journal_inum
     if not sb.compat & c.COMPAT_HAS_JOURNAL:
         raise CorruptImage("the journal is to be replayed, but there is none", where=where)
     if not ino:
         raise Unsupported("the volume's journal is on another device", where=where)
-    volume = Volume(fd, sb, where)
+    volume = Volume(fd, sb, where, verify=verify)
     record = volume.inode(ino)
     inside = f"{where}: journal inode {ino}"
     if record.type != c.S_IFREG or not record.fields.i_links_count:
@@ -128,10 +131,6 @@ def open_log(fd: int, sb: Super, where: str) -> Log:
 def _raw_super(blocks: FileBlocks | Overlay) -> SuperBlock:
     block, at = divmod(c.SUPERBLOCK_OFFSET, blocks.block_size)
     return SuperBlock.unpack(blocks.read(block), at)
-
-
-def _super_of(overlay: Overlay, file_size: int, where: str) -> Super:
-    return parse_super(_raw_super(overlay).pack(), file_size, where)
 
 
 def recover(path: StrPath, *, command: str = "") -> RecoveryResult:

@@ -96,11 +96,13 @@ class Super:
             raise NeedsRecovery(what, where=self.where, hint="run e2fsck -fy on it")
 
 
-def read_super(fd: int, where: str, *, torn: bool = False) -> Super:
+def read_super(fd: int, where: str, *, torn: bool = False, verify: bool = True) -> Super:
     """Read and check the superblock of the image open at ``fd``: a single read.
 
     ``torn`` accepts one whose checksum is wrong, if it says that the journal must be replayed: a crash may have cut its
     writing in half, and then the journal has the whole one. Who asks for that must check the superblock again.
+    ``verify=False`` takes no notice of the checksum at all.
+
     Raises CorruptImage (not ext4, cut short, impossible geometry, wrong checksum), Unsupported (by the feature's name),
     HostError.
     """
@@ -109,7 +111,7 @@ def read_super(fd: int, where: str, *, torn: bool = False) -> Super:
         data = os.pread(fd, c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET)
     except OSError as e:
         raise HostError.from_os(e, where) from e
-    return parse_super(data, size, where, torn=torn)
+    return parse_super(data, size, where, torn=torn, verify=verify)
 
 
 def _may_be_torn(sb: SuperBlock) -> bool:
@@ -123,20 +125,20 @@ def _may_be_torn(sb: SuperBlock) -> bool:
     return superblock_checksum(sb.pack()) == sb.s_checksum
 
 
-def parse_super(data: bytes, file_size: int, where: str, *, torn: bool = False) -> Super:
+def parse_super(data: bytes, file_size: int, where: str, *, torn: bool = False, verify: bool = True) -> Super:
     """Check the 1024 bytes of a superblock; see :func:`read_super`."""
     if len(data) < c.SUPERBLOCK_SIZE:
         raise CorruptImage(f"not an ext4 image: only {file_size} bytes", where=where)
     sb = SuperBlock.unpack(data)
     if sb.s_magic != c.MAGIC:
         raise CorruptImage(f"not an ext4 image: magic {sb.s_magic:#06x} instead of 0xef53 at byte 1080", where=where)
-    old = sb.s_rev_level == 0
-    summed = not old and sb.s_feature_ro_compat & c.RO_METADATA_CSUM
+    summed = verify and sb.s_feature_ro_compat & c.RO_METADATA_CSUM
     if summed and superblock_checksum(data) != sb.s_checksum and not (torn and _may_be_torn(sb)):
         raise CorruptImage("superblock checksum is wrong", where=where)
     compat, incompat, ro_compat = sb.s_feature_compat, sb.s_feature_incompat, sb.s_feature_ro_compat
-    if old:
-        compat = incompat = ro_compat = 0
+    if incompat & c.INCOMPAT_JOURNAL_DEV:
+        what = "the image is an external journal (journal_dev), not a volume"
+        raise Unsupported(what, where=where, hint="the volume that it belongs to is another image")
     unknown = incompat & ~c.READ_INCOMPAT
     if unknown:
         names = ", ".join(c.feature_names(unknown, c.INCOMPAT, "I"))

@@ -58,7 +58,9 @@ _FULL_EXTRA = Inode.SIZE - 128
 class Volume:
     """An image open for reading, under a shared lock. Not thread-safe. Make it with :meth:`open`."""
 
-    def __init__(self, fd: int, sb: Super, where: str, recovered: Recovered | None = None) -> None:
+    def __init__(
+        self, fd: int, sb: Super, where: str, recovered: Recovered | None = None, *, verify: bool = True
+    ) -> None:
         self.recovered = recovered
         """What the journal's replay brings, laid over the image; None for a volume that is read as it is."""
         self._overlay = recovered.overlay if recovered is not None else None
@@ -73,6 +75,10 @@ class Volume:
         self._per_group = sb.raw.s_inodes_per_group
         self._inode_size = sb.inode_size
         self._seed: int | None = sb.seed if sb.metadata_csum else None
+        self.verify = verify
+        """Whether checksums of metadata are verified where the volume has them."""
+        self._verify_seed = self._seed if verify else None
+        self._uninit = bool(sb.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
         self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
         self._windows: OrderedDict[int, bytes] = OrderedDict()
         self._descriptors: dict[int, GroupDesc] = {}
@@ -81,19 +87,31 @@ class Volume:
 
     @overload
     @classmethod
-    def open(cls, path: StrPath, *, mode: Literal["r"] = "r", dirty: bool = False, replay: bool = True) -> Volume: ...
+    def open(
+        cls, path: StrPath, *, mode: Literal["r"] = "r", dirty: bool = False, replay: bool = True, verify: bool = True
+    ) -> Volume: ...
 
     @overload
     @classmethod
     def open(cls, path: StrPath, *, mode: Literal["rw"]) -> WritableVolume: ...
 
     @classmethod
-    def open(cls, path: StrPath, *, mode: Literal["r", "rw"] = "r", dirty: bool = False, replay: bool = True) -> Volume:
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        mode: Literal["r", "rw"] = "r",
+        dirty: bool = False,
+        replay: bool = True,
+        verify: bool = True,
+    ) -> Volume:
         """Open an image and lock it: shared for reading, exclusively with ``mode="rw"`` (see ``ext4lite.writer``).
 
         A journal that needs recovery is replayed in memory; ``replay=False`` shows the image as it is on disk (its
-        content may be inconsistent). ``dirty`` falls back to that where the journal is damaged. Raises VolumeBusy,
-        CorruptImage, Unsupported, HostError.
+        content may be inconsistent). ``dirty`` falls back to that where the journal is damaged. ``verify=False``
+        takes no notice of checksums of the superblock, descriptors, inodes, extent and directory blocks and attributes
+        (what they protect is still checked for making sense); the journal's own always count. A volume that is written
+        to is always verified. Raises VolumeBusy, CorruptImage, Unsupported, HostError.
         """
         if mode == "rw":
             from ext4lite.writer import WritableVolume
@@ -104,19 +122,19 @@ class Volume:
         try:
             lock_shared(fd, path)
             if not replay:
-                return cls(fd, read_super(fd, where), where)
-            sb = read_super(fd, where, torn=True)
+                return cls(fd, read_super(fd, where, verify=verify), where, verify=verify)
+            sb = read_super(fd, where, torn=True, verify=verify)
             if not sb.needs_recovery:
-                return cls(fd, sb, where)
+                return cls(fd, sb, where, verify=verify)
             from ext4lite.recover import look
 
             try:
-                found = look(fd, sb, where)
+                found = look(fd, sb, where, verify=verify)
             except CorruptImage:
                 if not dirty:
                     raise
-                return cls(fd, read_super(fd, where), where)
-            return cls(fd, found.super, where, found)
+                return cls(fd, read_super(fd, where, verify=verify), where, verify=verify)
+            return cls(fd, found.super, where, found, verify=verify)
         except BaseException:
             os.close(fd)
             raise
@@ -215,7 +233,9 @@ class Volume:
         where = self._at(f"group {group}")
         raw = self._metadata(self.desc_offset(group), sb.desc_size, where)
         desc = GroupDesc.unpack(raw if sb.desc_size >= GroupDesc.SIZE else raw + bytes(GroupDesc.SIZE - len(raw)))
-        if self._seed is not None:
+        if not self.verify:
+            wanted = desc.bg_checksum
+        elif self._seed is not None:
             wanted = group_desc_checksum(self._seed, group, raw)
         elif sb.ro_compat & c.RO_GDT_CSUM:
             wanted = group_desc_crc16(sb.raw.s_uuid, group, raw)
@@ -249,7 +269,7 @@ class Volume:
         fields = Inode.unpack(raw if extra >= _FULL_EXTRA else raw[: 128 + extra] + bytes(Inode.SIZE))
         if extra & 3 or 128 + extra > len(raw):
             raise CorruptImage(f"extra size {extra} is impossible", where=where)
-        if self._seed is not None and not checksum_ok(raw, ino, self._seed, fields, extra):
+        if self._verify_seed is not None and not checksum_ok(raw, ino, self._verify_seed, fields, extra):
             raise CorruptImage("inode checksum is wrong", where=where)
         if len(self._records) >= _RECORDS_KEPT:
             self._records.clear()
@@ -271,7 +291,7 @@ class Volume:
         """Yield the records of all inodes with links, group after group, without looking at names."""
         for group in range(self.super.groups):
             desc = self.group(group)
-            uninit = self._seed is not None or self.super.ro_compat & c.RO_GDT_CSUM
+            uninit = self._uninit
             if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
                 continue
             unused = desc.bg_itable_unused_lo | desc.bg_itable_unused_hi << 16 if uninit else 0
@@ -296,6 +316,11 @@ class Volume:
         """
         return self.map(self._live(ino))[0]
 
+    def _inode_seed(self, record: InodeRecord) -> int | None:
+        """Seed to verify the blocks of an inode with, None where nothing is to be verified."""
+        seed = self._verify_seed
+        return None if seed is None else inode_seed(seed, record.ino, record.fields.i_generation)
+
     def map(self, record: InodeRecord) -> tuple[list[Extent], int]:
         """Return (runs, number of tree or pointer blocks) of a record."""
         where = self._at(f"inode {record.ino}")
@@ -303,7 +328,7 @@ class Volume:
         if flags & c.INLINE_DATA_FL:
             return [], 0
         if flags & c.EXTENTS_FL:
-            seed = None if self._seed is None else inode_seed(self._seed, record.ino, record.fields.i_generation)
+            seed = self._inode_seed(record)
             runs, own = extents.read_tree(record.fields.i_block, self, seed, where)
         elif record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
             return [], 0
@@ -403,7 +428,7 @@ class Volume:
         count, rest = divmod(size, block_size)
         if rest or not count:
             raise CorruptImage(f"size of {size} bytes is not whole blocks", where=where)
-        seed = None if self._seed is None else inode_seed(self._seed, ino, record.fields.i_generation)
+        seed = self._inode_seed(record)
         index_possible = bool(record.fields.i_flags & c.INDEX_FL)
         out: list[directory.DirEntry] = []
         done = 0
@@ -529,7 +554,8 @@ class Volume:
         head = XattrHeader.unpack(data)
         if head.h_magic != c.XATTR_MAGIC or head.h_blocks != 1:
             raise CorruptImage("attribute block has a wrong header", where=where)
-        if self._seed is not None and xattr_block_checksum(self._seed, number, data) != head.h_checksum:
+        seed = self._verify_seed
+        if seed is not None and xattr_block_checksum(seed, number, data) != head.h_checksum:
             raise CorruptImage("attribute block checksum is wrong", where=where)
         return xattrs.parse_area(data, XattrHeader.SIZE, 0, where)
 
@@ -545,7 +571,7 @@ class Volume:
 
     def bitmap_checksums_ok(self, group: int) -> bool:
         """Verify the checksums of a group's bitmaps (those that are on disk)."""
-        if self._seed is None:
+        if self._verify_seed is None:
             return True
         desc = self.group(group)
         where = self._at(f"group {group}")
@@ -553,12 +579,12 @@ class Volume:
         if not desc.bg_flags & c.BG_BLOCK_UNINIT:
             data = self.block(desc.bg_block_bitmap_lo | desc.bg_block_bitmap_hi << 32, where)
             wanted = desc.bg_block_bitmap_csum_lo | desc.bg_block_bitmap_csum_hi << 16
-            if crc32c(self._seed, data[: self.super.raw.s_clusters_per_group // 8]) & mask != wanted:
+            if crc32c(self._verify_seed, data[: self.super.raw.s_clusters_per_group // 8]) & mask != wanted:
                 return False
         if not desc.bg_flags & c.BG_INODE_UNINIT:
             data = self.block(desc.bg_inode_bitmap_lo | desc.bg_inode_bitmap_hi << 32, where)
             wanted = desc.bg_inode_bitmap_csum_lo | desc.bg_inode_bitmap_csum_hi << 16
-            if crc32c(self._seed, data[: self._per_group // 8]) & mask != wanted:
+            if crc32c(self._verify_seed, data[: self._per_group // 8]) & mask != wanted:
                 return False
         return True
 
