@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import superblock_checksum
 from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.jbd2 import fastcommit, orphans
-from ext4lite.jbd2.log import FileBlocks, Log, Overlay, write_back
+from ext4lite.jbd2.log import Blocks, FileBlocks, Log, Overlay, write_back
 from ext4lite.jbd2.patch import counts, put_super
 from ext4lite.jbd2.recovery import Replay, replay
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
@@ -83,7 +84,7 @@ def look(fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
     return found
 
 
-def _replayed(blocks: FileBlocks, fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
+def _replayed(blocks: Blocks, fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
     """Replay the log into an overlay, without fast commits."""
     log = open_log(fd, sb, where, verify=verify)
     log.blocks = blocks
@@ -128,24 +129,26 @@ def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
     return Log.open(FileBlocks(fd, sb.block_size, where), volume.map(record)[0], inside)
 
 
-def _raw_super(blocks: FileBlocks | Overlay) -> SuperBlock:
+def _raw_super(blocks: Blocks) -> SuperBlock:
     block, at = divmod(c.SUPERBLOCK_OFFSET, blocks.block_size)
     return SuperBlock.unpack(blocks.read(block), at)
 
 
-def recover(path: StrPath, *, command: str = "") -> RecoveryResult:
+def recover(
+    path: StrPath, *, command: str = "", device: Callable[[Blocks], Blocks] = lambda blocks: blocks
+) -> RecoveryResult:
     """Replay a volume's journal in place, settle its orphans and leave it clean.
 
     A clean volume is left alone; so is one that was not closed cleanly without a journal (NeedsRecovery, which points
-    at e2fsck). May be killed at any time and called again. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported,
-    HostError.
+    at e2fsck). May be killed at any time and called again. ``device`` may put blocks between the image and all that is
+    written to it. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported, HostError.
     """
     where = os.fspath(path)
     fd = open_image(path, write=True)
     try:
         lock_exclusive(fd, path, command)
         try:
-            result = recover_locked(fd, where)
+            result = recover_locked(fd, where, device=device)
             read_super(fd, where).require_clean()
         finally:
             remove_record(path)
@@ -154,19 +157,21 @@ def recover(path: StrPath, *, command: str = "") -> RecoveryResult:
     return result
 
 
-def recover_locked(fd: int, where: str) -> RecoveryResult:
+def recover_locked(
+    fd: int, where: str, *, device: Callable[[Blocks], Blocks] = lambda blocks: blocks
+) -> RecoveryResult:
     """Do the work of :func:`recover` on a descriptor that is open for writing and holds the exclusive lock."""
     begin = time.perf_counter()
     sb = read_super(fd, where, torn=True)
     if not sb.needs_recovery:
         return RecoveryResult(where, False)
-    blocks = FileBlocks(fd, sb.block_size, where)
+    blocks = device(FileBlocks(fd, sb.block_size, where))
     result = _in_place(blocks, fd, sb, where)
     result.seconds = time.perf_counter() - begin
     return result
 
 
-def _in_place(blocks: FileBlocks, fd: int, sb: Super, where: str) -> RecoveryResult:
+def _in_place(blocks: Blocks, fd: int, sb: Super, where: str) -> RecoveryResult:
     found = _replayed(blocks, fd, sb, where)
     log, brought = found.log, found.replay
     volume = Volume(fd, found.super, where, found)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -78,6 +78,12 @@ class Volume:
         self.verify = verify
         """Whether checksums of metadata are verified where the volume has them."""
         self._verify_seed = self._seed if verify else None
+        self._large_dir = bool(sb.incompat & c.INCOMPAT_LARGE_DIR)
+        self._fold: Callable[[bytes], bytes] | None = None
+        if sb.incompat & c.INCOMPAT_CASEFOLD and sb.raw.s_encoding == c.ENCODING_UTF8_12_1:
+            from ext4lite.casefold import fold
+
+            self._fold = fold
         self._uninit = bool(sb.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
         self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
         self._windows: OrderedDict[int, bytes] = OrderedDict()
@@ -267,6 +273,8 @@ class Volume:
     def _decode(self, ino: int, raw: bytes, where: str) -> InodeRecord:
         extra = raw[128] | raw[129] << 8 if len(raw) > 128 else 0
         fields = Inode.unpack(raw if extra >= _FULL_EXTRA else raw[: 128 + extra] + bytes(Inode.SIZE))
+        if fields.i_size_high and not self._large_dir and fields.i_mode & c.S_IFMT != c.S_IFREG:
+            fields.i_size_high = 0  # i_dir_acl of old images (the kernel's ext4_isize)
         if extra & 3 or 128 + extra > len(raw):
             raise CorruptImage(f"extra size {extra} is impossible", where=where)
         if self._verify_seed is not None and not checksum_ok(raw, ino, self._verify_seed, fields, extra):
@@ -352,6 +360,8 @@ class Volume:
         end = min(size, offset + length)
         if offset >= end:
             return
+        if record.fields.i_flags & c.ENCRYPT_FL:
+            raise self._encrypted(record, "its content")
         if record.fields.i_flags & c.INLINE_DATA_FL:
             yield self._inline(record)[offset:end].ljust(end - offset, b"\0")
             return
@@ -395,6 +405,10 @@ class Volume:
         if record.type != c.S_IFLNK:
             return False
         i = record.fields
+        if self.super.incompat & c.INCOMPAT_EA_INODE:
+            # Blocks of attribute values of its own are counted, too, so that only the length tells
+            # (ext4_inode_is_fast_symlink).
+            return 0 < record.size < _INLINE_IN_INODE
         own = self.super.cluster_size // 512 if record.file_acl else 0
         return i.i_blocks_lo - own == 0
 
@@ -405,13 +419,22 @@ class Volume:
         if record.type != c.S_IFLNK:
             raise CorruptImage("is not a symlink", where=where)
         size = record.size
+        if record.fields.i_flags & c.ENCRYPT_FL:
+            raise self._encrypted(record, "its target")
         if not 0 < size <= self.block_size:
             raise CorruptImage(f"symlink of {size} bytes", where=where)
         if self._is_fast_symlink(record) and not record.fields.i_flags & c.INLINE_DATA_FL:
             if size > _INLINE_IN_INODE:
                 raise CorruptImage(f"symlink of {size} bytes without a block", where=where)
-            return record.fields.i_block[:size]
-        return b"".join(self._chunks(record, 0, size))
+            target = record.fields.i_block[:size]
+        else:
+            target = b"".join(self._chunks(record, 0, size))
+        if b"\0" in target:
+            raise CorruptImage("symlink with a zero byte in its target", where=where)
+        return target
+
+    def _encrypted(self, record: InodeRecord, what: str) -> Unsupported:
+        return Unsupported(f"is encrypted: {what} cannot be read", where=self._at(f"inode {record.ino}"))
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -421,6 +444,8 @@ class Volume:
         where = self._at(f"directory inode {ino}")
         if record.type != c.S_IFDIR:
             raise CorruptImage("is not a directory", where=where)
+        if record.fields.i_flags & c.ENCRYPT_FL:
+            raise self._encrypted(record, "the names in it")
         if record.fields.i_flags & c.INLINE_DATA_FL:
             data = self._inline(record)
             return self._parse(data[4:_INLINE_IN_INODE], where) + self._parse(data[_INLINE_IN_INODE:], where)
@@ -465,6 +490,9 @@ class Volume:
             version = self.block(first.physical, self._at(f"directory inode {ino}"))[directory.DX_ROOT_AT - 4]
         version = effective_version(version, bool(raw.s_flags & c.FLAG_UNSIGNED_HASH))
         try:
+            if self._fold is not None and record.fields.i_flags & c.CASEFOLD_FL:
+                fold = self._fold
+                return sorted(entries, key=lambda e: name_hash(fold(e[0]), version, raw.s_hash_seed))
             return sorted(entries, key=lambda e: name_hash(e[0], version, raw.s_hash_seed))
         except ValueError as e:
             raise Unsupported(str(e), where=self._at(f"directory inode {ino}")) from e
@@ -475,20 +503,23 @@ class Volume:
     def lookup(self, path: str | bytes, start: int = c.ROOT_INO) -> int | None:
         """Return the inode number of a path (from directory ``start``), or None.
 
-        Symlinks on the way are not followed.
+        Symlinks on the way are not followed. In directories with the casefold flag, case does not matter.
         """
         ino = start
         for part in os.fsencode(path).split(b"/"):
             if part in (b"", b"."):
                 continue
-            if self.inode(ino).type != c.S_IFDIR:
+            record = self.inode(ino)
+            if record.type != c.S_IFDIR:
                 return None
+            fold = self._fold if record.fields.i_flags & c.CASEFOLD_FL else None
             names = self._directories.get(ino)
             if names is None:
-                names = self._directories[ino] = {name: number for name, number, _ in self.iterdir(ino)}
+                names = {fold(name) if fold else name: number for name, number, _ in self.iterdir(ino)}
+                self._directories[ino] = names
                 if len(self._directories) > _WINDOWS_KEPT:
                     self._directories.popitem(last=False)
-            found = names.get(part)
+            found = names.get(fold(part) if fold else part)
             if found is None:
                 return None
             ino = found

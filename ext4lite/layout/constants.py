@@ -18,6 +18,9 @@ STATE_ORPHANS = 0x4
 FLAG_SIGNED_HASH = 0x1
 FLAG_UNSIGNED_HASH = 0x2
 
+# s_encoding
+ENCODING_UTF8_12_1 = 1
+
 # s_default_mount_opts
 DEFM_XATTR_USER = 0x4
 DEFM_ACL = 0x8
@@ -68,6 +71,7 @@ XATTR_PREFIXES: dict[int, bytes] = {
     6: b"security.",
     7: b"system.",
     8: b"system.richacl",
+    10: b"gnu.",
 }
 XATTR_INDEX_ACL_ACCESS = 2
 XATTR_INDEX_ACL_DEFAULT = 3
@@ -159,6 +163,7 @@ INCOMPAT_EA_INODE = 0x400
 INCOMPAT_CSUM_SEED = 0x2000
 INCOMPAT_LARGE_DIR = 0x4000
 INCOMPAT_INLINE_DATA = 0x8000
+INCOMPAT_ENCRYPT = 0x10000
 INCOMPAT_CASEFOLD = 0x20000
 RO_SPARSE_SUPER = 0x1
 RO_LARGE_FILE = 0x2
@@ -186,6 +191,7 @@ READ_INCOMPAT = (
     | INCOMPAT_CSUM_SEED
     | INCOMPAT_LARGE_DIR
     | INCOMPAT_INLINE_DATA
+    | INCOMPAT_ENCRYPT
     | INCOMPAT_CASEFOLD
 )
 # What the runtime's driver may write to, and what it can at least read (native/internal/ext4/feature.go has the same
