@@ -94,14 +94,14 @@ class Report:
         return dataclasses.asdict(self)
 
 
-def inspect(path: StrPath, *, replay: bool = True) -> Report:
+def inspect(path: StrPath, *, replay: bool = True, verify: bool = True) -> Report:
     """Look at an image, which must not be in use for writing.
 
     One that needs recovery is looked at as it will be (``replay``), as far as its journal is sound.
 
-    VolumeBusy, CorruptImage, Unsupported, HostError.
+    ``verify``: see :meth:`ext4lite.volume.Volume.open`. VolumeBusy, CorruptImage, Unsupported, HostError.
     """
-    with Volume.open(path, dirty=True, replay=replay) as volume:
+    with Volume.open(path, dirty=True, replay=replay, verify=verify) as volume:
         return report(volume)
 
 

@@ -8,17 +8,22 @@ from typing import Annotated
 
 import typer
 
+from ext4lite.cli.values import Replay, Verify
+
 
 def cp_out(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="The volume to look into.")],
     files: Annotated[
         list[str], typer.Argument(metavar="SOURCE... TARGET", help="Paths in the volume, then a host path.")
     ],
+    *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Directories, too, with all in them.")] = False,
     archive: Annotated[
         bool, typer.Option("--archive", "-a", help="As -r, with owners and extended attributes (needs root).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """Copy files of a volume to the host; into TARGET if that is a directory. Holes, permissions and times are kept,
     set-user-id bits only with -a.
@@ -29,7 +34,7 @@ def cp_out(
 
     if len(files) < 2:
         raise typer.BadParameter("needs SOURCE and TARGET")
-    with Volume.open(image) as volume, counter("copying out") as progress:
+    with Volume.open(image, replay=replay, verify=verify) as volume, counter("copying out") as progress:
         copy = CopyOut(volume, recursive=recursive or archive, archive=archive, progress=progress)
         done = copy.copy(files[:-1], files[-1])
     for path, why in done.skipped:
