@@ -154,10 +154,8 @@ class Allocator:
         """Groups whose descriptors have to be written."""
         return [g for g in (self.groups[n] for n in sorted(self.touched)) if g.dirty]
 
-    def store(self) -> None:
-        """Write counts, flags and checksums of changed groups into their descriptor blocks."""
-        v = self.volume
-        sb = v.super
+    def update_descriptors(self) -> None:
+        """Make the decoded descriptors say what groups are now."""
         for group in self.dirty_groups():
             desc = group.desc
             desc.bg_free_blocks_count_lo, desc.bg_free_blocks_count_hi = group.free & 0xFFFF, group.free >> 16
@@ -167,6 +165,14 @@ class Allocator:
             if self._has_checksums:
                 desc.bg_itable_unused_lo, desc.bg_itable_unused_hi = group.unused & 0xFFFF, group.unused >> 16
             desc.bg_flags = group.flags
+
+    def store(self) -> None:
+        """Write counts, flags and checksums of changed groups into their descriptor blocks."""
+        v = self.volume
+        sb = v.super
+        self.update_descriptors()
+        for group in self.dirty_groups():
+            desc = group.desc
             if sb.metadata_csum:
                 if group.blocks_changed:
                     total = crc32c(sb.seed, bytes(v.cache.get(group.block_bitmap))[: self._per_group // 8])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ext4lite.alloc import Run
 from ext4lite.block_map import BlockMap
 from ext4lite.errors import FileTooLarge, Invalid, IsADirectory, NotPermitted, Unsupported
-from ext4lite.extent_tree import FILE_END
+from ext4lite.extent_tree import FILE_END, empty_root
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
@@ -64,17 +64,28 @@ class DataVolume(WritableBase):
         end = offset + len(data)
         if end > self._most_bytes(record):
             raise FileTooLarge(f"a file cannot have {end} bytes", where=self._at(f"inode {ino}"))
-        pieces = self._blocks_for(record, offset // self.block_size, -(-end // self.block_size))
-        if offset > record.size:
-            self._zero_tail(record)
-        for piece in pieces:
-            self._write_piece(piece, offset, data)
+        self._put_content(record, offset, data)
         if end > record.size:
             self.set_size(record, end)
         now = self.clock()
         self.set_times(record, mtime=now, ctime=now)
         self.put_inode(record)
         return len(data)
+
+    def _put_content(self, record: InodeRecord, offset: int, data: bytes) -> None:
+        """Write to a record's blocks, which are allocated as needed; size and times are the caller's."""
+        end = offset + len(data)
+        pieces = self._blocks_for(record, offset // self.block_size, -(-end // self.block_size))
+        if offset > record.size:
+            self._zero_tail(record)
+        for piece in pieces:
+            self._write_piece(piece, offset, data)
+
+    def _give_map(self, record: InodeRecord) -> None:
+        """Give a new inode an empty map of the kind that the volume makes."""
+        if self.super.incompat & c.INCOMPAT_EXTENTS:
+            record.fields.i_flags |= c.EXTENTS_FL
+            record.fields.i_block = empty_root()
 
     def _blocks_for(self, record: InodeRecord, first: int, end: int) -> list[_Piece]:
         """Return where file blocks ``[first, end)`` lie; allocate what is a hole, make written what is unwritten."""

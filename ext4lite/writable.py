@@ -49,8 +49,6 @@ class WritableBase(Volume):
         self.alloc = Allocator(self)
         self._verified: set[tuple[int, bool]] = set()
         self._maps: dict[int, ExtentTree | BlockMap] = {}
-        self._shared_blocks: dict[bytes, int] = {}
-        """Attribute blocks written since the volume was opened, by their content."""
         self._in_operation = False
         self._changed = False
         self._in_use = False
@@ -322,6 +320,11 @@ class WritableBase(Volume):
 
     # -- inodes -----------------------------------------------------------------------------------------------------
 
+    def used_inodes(self) -> Iterator[InodeRecord]:
+        """Yield the records of all inodes with links, group after group, without looking at names."""
+        self.alloc.update_descriptors()
+        return super().used_inodes()
+
     def file_map(self, record: InodeRecord) -> ExtentTree | BlockMap:
         """Return the map of an inode's blocks, for changing."""
         found = self._maps.get(record.ino)
@@ -340,6 +343,8 @@ class WritableBase(Volume):
         if (ino < self.alloc.first_ino and ino != c.ROOT_INO) or ino in own:
             raise NotPermitted("belongs to the volume itself", where=self._at(f"inode {ino}"))
         record = self.inode(ino)
+        if record.fields.i_flags & c.EA_INODE_FL:
+            raise NotPermitted("holds the value of an extended attribute", where=self._at(f"inode {ino}"))
         if record.type not in KIND_OF_TYPE or (not record.fields.i_links_count and not self._is_open(ino)):
             raise NotFound("is not in use", where=self._at(f"inode {ino}"))
         return record

@@ -37,7 +37,6 @@ from ext4lite.errors import (
     TooManyLinks,
     Unsupported,
 )
-from ext4lite.extent_tree import empty_root
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord, encode_rdev
 from ext4lite.jbd2.log import Blocks, FileBlocks
@@ -72,6 +71,7 @@ WRITE_INCOMPAT = (
     | c.INCOMPAT_FLEX_BG
     | c.INCOMPAT_CSUM_SEED
     | c.INCOMPAT_LARGE_DIR
+    | c.INCOMPAT_EA_INODE
 )
 WRITE_RO_COMPAT = (
     c.RO_SPARSE_SUPER
@@ -332,11 +332,6 @@ class WritableVolume(OrphanVolume):
         if kind in (c.S_IFREG, c.S_IFDIR):
             self._give_map(record)
         return record
-
-    def _give_map(self, record: InodeRecord) -> None:
-        if self.super.incompat & c.INCOMPAT_EXTENTS:
-            record.fields.i_flags |= c.EXTENTS_FL
-            record.fields.i_block = empty_root()
 
     def _enter(self, at: DirWriter, name: bytes, record: InodeRecord) -> int:
         """Store a new inode and name it."""

@@ -162,7 +162,7 @@ def test_one_writes_or_many_read(image: Path) -> None:
     assert not image.with_name("image.lock").exists()
 
 
-@pytest.mark.parametrize("feature", ["bigalloc", "inline_data", "ea_inode", "casefold", "quota", "mmp"])
+@pytest.mark.parametrize("feature", ["bigalloc", "inline_data", "casefold", "quota", "mmp"])
 def test_other_features_are_refused_by_name(tmp_path: Path, feature: str) -> None:
     image = tmp_path / "image"
     run(tool("mke2fs"), "-q", "-t", "ext4", "-O", feature, image, "16M")
