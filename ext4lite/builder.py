@@ -225,6 +225,17 @@ class FileSink:
             self._append(view[start:at])
         pending += view[at:]
 
+    def skip(self, count: int) -> None:
+        """Append ``count`` zero bytes without work for those that become holes. VolumeFull, HostError."""
+        head = min(count, -len(self._pending) % _HOLE)
+        if head:
+            self.write(bytes(head))
+        rest = count - head
+        if rest <= 0:
+            return
+        self._node.size += rest - rest % _HOLE
+        self.write(bytes(rest % _HOLE))
+
     def close(self) -> None:
         """End the file. Harmless when called again."""
         if not self._open:
@@ -443,6 +454,11 @@ class ImageBuilder:
                 self._drop_from_buffer(e)
                 self._space.give_back(e.physical, e.count)
             del self._nodes[node.ino]
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file that becomes the image."""
+        return self._fd
 
     @property
     def free_blocks(self) -> int:

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from ext4lite.writer import NodeKind, WritableVolume
 
 _CHUNK = 4 << 20
-_NODES: dict[int, NodeKind] = {
+NODES: dict[int, NodeKind] = {
     stat.S_IFCHR: "char",
     stat.S_IFBLK: "block",
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
 }
+"""What is neither file, directory nor symlink, by the type in its mode."""
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class CopyIn:
                 done.symlinks += 1
             else:
                 device = os.major(info.st_rdev), os.minor(info.st_rdev)
-                ino = v.mknod(target, _NODES[kind], *device, mode=mode, uid=uid, gid=gid)
+                ino = v.mknod(target, NODES[kind], *device, mode=mode, uid=uid, gid=gid)
                 done.others += 1
         if self._archive:
             self._attributes(source, ino)
