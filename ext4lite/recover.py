@@ -121,7 +121,9 @@ def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
         raise CorruptImage("the journal is to be replayed, but there is none", where=where)
     if not ino:
         raise Unsupported("the volume's journal is on another device", where=where)
-    volume = Volume(fd, sb, where, verify=verify)
+    # With uninit_bg alone descriptors are sealed with the UUID: when that changes, superblock and descriptors go to
+    # their places together, and a crash may have let only one of them through. The journal has both.
+    volume = Volume(fd, sb, where, verify=verify and sb.metadata_csum)
     record = volume.inode(ino)
     inside = f"{where}: journal inode {ino}"
     if record.type != c.S_IFREG or not record.fields.i_links_count:
