@@ -227,11 +227,12 @@ def fiemap(fd: int) -> list[HostExtent]:
         start = out[-1].logical + out[-1].length
 
 
-def data_runs(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of what is not a hole in the first ``size`` bytes of a file."""
-    at = 0
+def data_runs(fd: int, size: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of what is not a hole in the first ``size`` bytes of a file, from ``start`` on."""
+    at = start
     if not hasattr(os, "SEEK_DATA"):
-        yield 0, size
+        if at < size:
+            yield at, size - at
         return
     while at < size:
         try:
@@ -284,14 +285,15 @@ def _pwrite_nonzero(fd: int, data: bytes, offset: int) -> None:
     for at in range(0, len(data), step):
         piece = data[at : at + step]
         if piece != zeros[: len(piece)]:
-            _pwrite_all(fd, piece, offset + at)
+            pwrite_all(fd, piece, offset + at)
 
 
-def _pwrite_all(fd: int, data: bytes, offset: int) -> int:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, memoryview(data)[done:], offset + done)
-    return done
+def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of ``data``, also where a single call stops half-way. OSError, OverflowError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
 
 
 def unlink_quietly(path: Path) -> None:
