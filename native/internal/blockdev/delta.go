@@ -25,6 +25,9 @@ type Layered interface {
 	Present(off, n int64) (bool, int64)
 	// CopyUp makes the blocks of [off, off+n) present, contents as they are.
 	CopyUp(off, n int64) error
+	// WriteWith is WriteAt for whoever writes to FD himself: write stores all n bytes at
+	// off, or fails. It tells whether blocks were absent.
+	WriteWith(off, n int64, write func() error) (bool, error)
 }
 
 // Delta is a Device of what differs from a backing file.
@@ -348,6 +351,33 @@ func (d *Delta) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), d.mark(block, end)
 }
 
+// WriteWith implements Layered.WriteWith.
+func (d *Delta) WriteWith(off, n int64, write func() error) (bool, error) {
+	if err := d.checkWrite("write", off, n); err != nil || n == 0 {
+		return false, err
+	}
+	if present, run := d.Present(off, n); present && run == n {
+		return false, write()
+	}
+	block, end := off/DeltaBlock, (off+n+DeltaBlock-1)/DeltaBlock
+	defer d.lockStripes(block, end)()
+	// What the first and the last block hold beside the n bytes comes along, as in writeFirst.
+	if off%DeltaBlock != 0 || n < DeltaBlock {
+		if err := d.copyUp(block, block+1); err != nil {
+			return true, err
+		}
+	}
+	if tail := off + n; tail%DeltaBlock != 0 && tail != d.size {
+		if err := d.copyUp(end-1, end); err != nil {
+			return true, err
+		}
+	}
+	if err := write(); err != nil {
+		return true, err
+	}
+	return true, d.mark(block, end)
+}
+
 // writeFirst writes where blocks may be absent: what the first and the last hold beside p
 // comes along from below.
 func (d *Delta) writeFirst(p []byte, off int64) error {
@@ -392,6 +422,11 @@ func (d *Delta) CopyUp(off, n int64) error {
 	}
 	block, end := off/DeltaBlock, (off+n+DeltaBlock-1)/DeltaBlock
 	defer d.lockStripes(block, end)()
+	return d.copyUp(block, end)
+}
+
+// copyUp is CopyUp for whole blocks. Their stripes are locked.
+func (d *Delta) copyUp(block, end int64) error {
 	for at := block; at < end; {
 		run, present := d.runOf(at, min(end-at, 256))
 		if !present {
