@@ -6,6 +6,7 @@ Documentation/filesystems/ext4/ifork.rst, "Direct/Indirect Block Addressing").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,33 @@ class BlockMap:
             return False
         self._volume.free_metadata_block(self.record, number)
         return True
+
+    def move_nodes(self, away: Callable[[int], bool]) -> int:
+        """Give each pointer block whose number ``away`` is true for another place; return how many. VolumeFull."""
+        moved = 0
+        for level in (1, 2, 3):
+            moved += self._move_node(self._root, 0, DIRECT + level - 1, level, away)
+        self.record.fields.i_block = bytes(self._root)
+        return moved
+
+    def _move_node(self, above: bytearray, holder: int, index: int, level: int, away: Callable[[int], bool]) -> int:
+        """Move the pointer block at ``index`` of ``above`` (block ``holder``, 0 for the inode) and those below it."""
+        cache, moved = self._volume.cache, 0
+        number = self._get(above, index)
+        if not number:
+            return 0
+        if away(number):
+            fresh = self._volume.new_metadata_block(self.record)
+            data = cache.create(fresh)
+            data[:] = cache.get(number, self._where)
+            self._volume.free_metadata_block(self.record, number)
+            if holder:
+                above = cache.change(holder)
+            _POINTER.pack_into(above, 4 * index, fresh)
+            number, moved = fresh, 1
+        for below in range(self._per if level > 1 else 0):
+            moved += self._move_node(cache.get(number, self._where), number, below, level - 1, away)
+        return moved
 
     def blocks_needed(self) -> int:
         """Metadata blocks that one more insertion may change or take."""

@@ -203,6 +203,17 @@ class DirWriter:
             self._seal_leaf(data)
         self.state.parent = ino
 
+    def set_self(self) -> None:
+        """Let ``.`` name the directory's inode, whose number has changed."""
+        data = self._change(0)
+        if HEADER.unpack_from(data, 0)[1] != 12 or data[8:10] != b".\0":
+            raise CorruptImage('has no "." where it belongs', where=self.where)
+        _U32.pack_into(data, 0, self.record.ino)
+        if self.indexed:
+            self._seal_index(data, 0)
+        else:
+            self._seal_leaf(data)
+
     # -- linear -----------------------------------------------------------------------------------------------------
 
     def _insert(self, data: bytearray, block: int, name: bytes, ino: int, kind: int) -> bool:

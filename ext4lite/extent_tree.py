@@ -10,6 +10,7 @@ Nothing here needs to undo anything: an operation that fails is taken back as a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -410,6 +411,32 @@ class ExtentTree:
             body = bytes(child[HEADER.size : HEADER.size + count * _SIZE])
             self._root[:] = HEADER.pack(EXTENT_MAGIC, count, ROOT_MAX, depth, 0) + body + bytes(48 - len(body))
             self._volume.free_metadata_block(self.record, number)
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def move_nodes(self, away: Callable[[int], bool]) -> int:
+        """Give each tree block whose number ``away`` is true for another place; return how many. VolumeFull."""
+        return self._move_below(_Step(self._root, 0, 0), away)
+
+    def _move_below(self, node: _Step, away: Callable[[int], bool]) -> int:
+        depth, moved, changed = _depth(node.data), 0, False
+        for index in range(_count(node.data) if depth else 0):
+            number = _child_of(node.data, index)
+            child = _Step(self._load(number, depth - 1), number, 0)
+            if away(number):
+                fresh = self._volume.new_metadata_block(self.record)
+                data = self._volume.cache.create(fresh)
+                data[:] = child.data
+                self._volume.free_metadata_block(self.record, number)
+                child = _Step(data, fresh, 0)
+                entry = INDEX.pack(_key(node.data, index), fresh & 0xFFFFFFFF, fresh >> 32, 0)
+                at = HEADER.size + _SIZE * index
+                self._writable(node)[at : at + _SIZE] = entry
+                moved, changed = moved + 1, True
+            moved += self._move_below(child, away)
+        if changed:
+            self._seal(node)
+        return moved
 
     def blocks_needed(self) -> int:
         """Metadata blocks that one more insertion may change or take: a bound for a transaction."""

@@ -121,6 +121,11 @@ class Journal:
         self._ordered: list[Callable[[], None]] = []
         self._committed: dict[int, bytes] = {}
         self._room = log.last - log.first
+        self.share = 4
+        """One operation, and the running transaction, may take the log's ``share``-th part; a quarter, as in the kernel.
+
+        1 is for a single transaction that must be large, on a log that is empty.
+        """
 
     @classmethod
     def open(
@@ -139,8 +144,9 @@ class Journal:
 
     @property
     def most_changes(self) -> int:
-        """Blocks that one operation may change and revoke: a quarter of the log, as in the kernel."""
-        return max(1, self._room // 4 - self._overhead(self._room // 4))
+        """Blocks that one operation may change and revoke: the log's share (see :attr:`share`)."""
+        part = self._room // self.share - (self.share == 1)
+        return max(1, part - self._overhead(part))
 
     def _overhead(self, changes: int) -> int:
         """Blocks that a transaction of so many changes takes beside its data, at most."""
