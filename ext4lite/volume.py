@@ -86,6 +86,8 @@ class Volume:
             self._fold = fold
         self._uninit = bool(sb.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
         self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
+        self._window = _WINDOW
+        """Bytes (aligned to that) that :meth:`_metadata` gives at most."""
         self._windows: OrderedDict[int, bytes] = OrderedDict()
         self._descriptors: dict[int, GroupDesc] = {}
         self._records: dict[int, InodeRecord] = {}
@@ -261,7 +263,7 @@ class Volume:
         found = self._records.get(ino)
         if found is not None:
             return found
-        where = self._at(f"inode {ino}")
+        where = f"{self.where}: inode {ino}"
         if not 0 < ino <= self._inodes:
             raise CorruptImage(f"there are only {self._inodes} inodes", where=where)
         group, index = divmod(ino - 1, self._per_group)
@@ -285,8 +287,8 @@ class Volume:
         return record
 
     def _live(self, ino: int) -> InodeRecord:
-        record = self.inode(ino)
-        if record.type not in KIND_OF_TYPE or not record.fields.i_links_count:
+        record = self._records.get(ino) or self.inode(ino)
+        if record.fields.i_mode & c.S_IFMT not in KIND_OF_TYPE or not record.fields.i_links_count:
             what = (
                 "is not in use, but has a name"
                 if not record.fields.i_links_count
@@ -303,13 +305,31 @@ class Volume:
             if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
                 continue
             unused = desc.bg_itable_unused_lo | desc.bg_itable_unused_hi << 16 if uninit else 0
-            for index in range(max(0, self._per_group - unused)):
-                ino = group * self._per_group + index + 1
+            table = (desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32) * self.block_size
+            for ino in self._touched_inodes(group, table, self._per_group - unused):
                 if ino < c.FIRST_INO and ino not in (c.ROOT_INO, c.JOURNAL_INO):
                     continue
                 record = self.inode(ino)
                 if record.fields.i_links_count and record.type in KIND_OF_TYPE:
                     yield record
+
+    def _touched_inodes(self, group: int, table: int, count: int) -> Iterator[int]:
+        """Yield the numbers of those of a group's first ``count`` inodes whose records are not all zeros."""
+        size = self._inode_size
+        first = group * self._per_group + 1
+        where = self._at(f"group {group}")
+        untouched = bytes(size)
+        at, end = table, table + count * size
+        while at < end:
+            # What is read is kept: records that are not zero come from there.
+            length = min(end - at, self._window - at % self._window)
+            window = self._metadata(at, length, where)
+            if window != _ZEROS[:length]:
+                number = first + (at - table) // size
+                for inside in range(0, length, size):
+                    if window[inside : inside + size] != untouched:
+                        yield number + inside // size
+            at += length
 
     def stat(self, ino: int) -> Stat:
         """Return what an inode says about itself. CorruptImage for an inode that is not in use."""
@@ -331,11 +351,14 @@ class Volume:
 
     def map(self, record: InodeRecord) -> tuple[list[Extent], int]:
         """Return (runs, number of tree or pointer blocks) of a record."""
-        where = self._at(f"inode {record.ino}")
         flags = record.fields.i_flags
         if flags & c.INLINE_DATA_FL:
             return [], 0
+        where = self._at(f"inode {record.ino}")
         if flags & c.EXTENTS_FL:
+            single = extents.single_run(record.fields.i_block, self)
+            if single is not None:
+                return [single], 0
             seed = self._inode_seed(record)
             runs, own = extents.read_tree(record.fields.i_block, self, seed, where)
         elif record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
