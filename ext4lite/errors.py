@@ -156,6 +156,24 @@ class FileTooLarge(PathError):
     errno = errno.EFBIG
 
 
+class NotSupported(PathError):
+    """ext4 does not do that for this kind of inode, and says so as for a feature it lacks."""
+
+    errno = errno.EOPNOTSUPP
+
+
+class AccessDenied(PathError):
+    """A default ACL for what is no directory."""
+
+    errno = errno.EACCES
+
+
+class ValueTooLong(PathError):
+    """The value of an extended attribute has more than 65536 bytes."""
+
+    errno = errno.E2BIG
+
+
 class NoAttribute(PathError):
     """There is no extended attribute of that name."""
 

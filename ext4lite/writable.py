@@ -41,6 +41,7 @@ class WritableBase(Volume):
         self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
         super().__init__(fd, sb, where)
+        self._window = sb.block_size  # of metadata, whole blocks are kept
         self._blocks = blocks
         self.clock = clock
         """Returns the time in nanoseconds since 1970."""
@@ -49,6 +50,8 @@ class WritableBase(Volume):
         self.alloc = Allocator(self)
         self._verified: set[tuple[int, bool]] = set()
         self._maps: dict[int, ExtentTree | BlockMap] = {}
+        self.flags_bind = True
+        """Whether the flags immutable and append-only forbid what they forbid root; a caller may turn it off."""
         self._in_operation = False
         self._changed = False
         self._in_use = False
@@ -348,6 +351,12 @@ class WritableBase(Volume):
         if record.type not in KIND_OF_TYPE or (not record.fields.i_links_count and not self._is_open(ino)):
             raise NotFound("is not in use", where=self._at(f"inode {ino}"))
         return record
+
+    def require_no_flags(self, record: InodeRecord, flags: int) -> None:
+        """Raise NotPermitted if an inode has one of the flags (immutable, append-only) and they bind."""
+        if self.flags_bind and (found := record.fields.i_flags & flags):
+            name = "immutable" if found & c.IMMUTABLE_FL else "append-only"
+            raise NotPermitted(f"is {name} (a flag that chattr sets)", where=self._at(f"inode {record.ino}"))
 
     def _is_open(self, ino: int) -> bool:
         """Whether somebody has a file open; a subclass knows."""

@@ -9,8 +9,9 @@
 
 Paths are bytes or text (encoded as file names), from the volume's root; symlinks on the way are followed inside the
 volume, one at the end is not, unless a method says so. Every operation is all or nothing: when it raises, the volume is
-as it was. Nobody's permissions are checked, and nothing is inherited but the set-group-id bit and the flags that ext4
-passes on.
+as it was. Nobody's permissions are checked: the caller is root, who may use reserved blocks, too. What a directory
+hands down is handed down: the group with the set-group-id bit, default ACLs, and the flags that ext4 inherits.
+Immutable and append-only flags bind, as they bind root, unless ``flags_bind`` is set to False.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from ext4lite.orphans import OrphanVolume
 from ext4lite.super import Super, read_super
 
 NodeKind = Literal["char", "block", "fifo", "socket"]
-RenameHow = Literal["replace", "noreplace", "exchange"]
+RenameHow = Literal["replace", "noreplace", "exchange", "whiteout"]
 Path = str | bytes
 
 _NODE_TYPES: dict[NodeKind, int] = {
@@ -59,8 +60,9 @@ _MAX_NAME = 255
 _FAST_SYMLINK = 60
 _DIRECTORIES_KEPT = 64
 _SGID = 0o2000
-_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x8000 | 0x10000
-_INHERITED_BY_FILES = _INHERITED_FLAGS & ~0x10000
+_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
+"""Flags that a directory passes on (EXT4_FL_INHERITED)."""
+_INHERITED_BY_FILES = _INHERITED_FLAGS & ~(0x10000 | 0x20000000)
 _INHERITED_BY_OTHERS = 0x40 | 0x80
 
 WRITE_INCOMPAT = (
@@ -300,6 +302,7 @@ class WritableVolume(OrphanVolume):
         at = self._writer(ino)
         if name in at.state.names:
             raise Exists("is there already", where=self._name(os.fsencode(path)))
+        self.require_no_flags(at.record, c.IMMUTABLE_FL)
         return at, name
 
     def _taken_place(self, path: Path) -> tuple[DirWriter, bytes, InodeRecord]:
@@ -312,6 +315,11 @@ class WritableVolume(OrphanVolume):
         if found is None:
             raise NotFound("no such file or directory", where=self._name(os.fsencode(path)))
         return at, name, self._live(found.ino)
+
+    def _require_removable(self, at: DirWriter, record: InodeRecord) -> None:
+        """Raise NotPermitted if flags of a directory, or of what it names, forbid that the name goes."""
+        self.require_no_flags(at.record, c.IMMUTABLE_FL | c.APPEND_FL)
+        self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -331,6 +339,7 @@ class WritableVolume(OrphanVolume):
         record.fields.i_flags = above.i_flags & passed
         if kind in (c.S_IFREG, c.S_IFDIR):
             self._give_map(record)
+        self._inherit_acl(at.record, record)
         return record
 
     def _enter(self, at: DirWriter, name: bytes, record: InodeRecord) -> int:
@@ -436,6 +445,7 @@ class WritableVolume(OrphanVolume):
             at, name = self._free_place(path)
             if record.type == c.S_IFDIR:
                 raise NotPermitted("a directory has one name only", where=self._name(os.fsencode(existing)))
+            self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
             if record.fields.i_links_count >= c.LINK_MAX:
                 raise TooManyLinks("has too many names", where=self._name(os.fsencode(existing)))
             at.add(name, record.ino, c.FT_BY_MODE[record.type])
@@ -484,6 +494,7 @@ class WritableVolume(OrphanVolume):
 
         def remove(later: bool) -> int:
             at, name, record = self._taken_place(path)
+            self._require_removable(at, record)
             if record.type == c.S_IFDIR:
                 raise IsADirectory("is a directory", where=self._name(os.fsencode(path)))
             at.remove(name)
@@ -498,6 +509,7 @@ class WritableVolume(OrphanVolume):
 
         def remove(later: bool) -> int:
             at, name, record = self._taken_place(path)
+            self._require_removable(at, record)
             if record.type != c.S_IFDIR:
                 raise NotADirectory("is not a directory", where=self._name(os.fsencode(path)))
             if self._state(record.ino).names:
@@ -516,8 +528,9 @@ class WritableVolume(OrphanVolume):
         """Give something another name, also in another directory; what had that name goes, if it may.
 
         A directory may only take the place of an empty one, anything else not that of a directory. ``noreplace``:
-        Exists when the name is taken. ``exchange``: both names must be there and swap what they name. Two names of the
-        same inode: nothing happens. NotFound, NotADirectory, IsADirectory, NotEmpty, TooManyLinks, VolumeFull; Invalid
+        Exists when the name is taken. ``exchange``: both names must be there and swap what they name. ``whiteout``: a
+        device 0:0 takes the old name, which overlayfs takes for a deleted file. Two names of the same inode: nothing
+        happens. NotFound, NotADirectory, IsADirectory, NotEmpty, TooManyLinks, VolumeFull; Invalid
         when a directory would come to lie in itself.
         """
         self._dropping(lambda later: self._rename(old, new, how, later))
@@ -539,12 +552,19 @@ class WritableVolume(OrphanVolume):
         if moved.type == c.S_IFDIR and moved.ino in self._ancestors(target_ino):
             raise Invalid("a directory cannot be moved into itself", where=where)
         other = None if found is None else self._live(found.ino)
+        if other is not None and how != "exchange" and other.type == c.S_IFDIR:
+            self._require_not_above(other, source.record.ino, where)
+        self._require_removable(source, moved)
+        if other is None:
+            self.require_no_flags(target.record, c.IMMUTABLE_FL)
+        else:
+            self._require_removable(target, other)
         if how == "exchange" and other is not None:
             self._exchange((source, old_name, moved), (target, new_name, other))
             return 0
         if other is not None:
-            self._require_replaceable(moved, other, source.record.ino, where)
-        return self._move((source, old_name, moved), (target, new_name, other), later)
+            self._require_replaceable(moved, other, where)
+        return self._move((source, old_name, moved), (target, new_name, other), later, whiteout=how == "whiteout")
 
     def _ancestors(self, ino: int) -> set[int]:
         """Return a directory and all above it."""
@@ -556,9 +576,11 @@ class WritableVolume(OrphanVolume):
             ino = self._state(ino).parent
         raise CorruptImage(f"directory {ino} lies in itself", where=self.where)
 
-    def _require_replaceable(self, moved: InodeRecord, other: InodeRecord, source: int, where: str) -> None:
-        if other.type == c.S_IFDIR and other.ino in self._ancestors(source):
+    def _require_not_above(self, other: InodeRecord, source: int, where: str) -> None:
+        if other.ino in self._ancestors(source):
             raise NotEmpty("the directory is not empty", where=where)
+
+    def _require_replaceable(self, moved: InodeRecord, other: InodeRecord, where: str) -> None:
         if moved.type == c.S_IFDIR and other.type != c.S_IFDIR:
             raise NotADirectory("a directory cannot replace something else", where=where)
         if moved.type != c.S_IFDIR and other.type == c.S_IFDIR:
@@ -571,6 +593,8 @@ class WritableVolume(OrphanVolume):
         source: tuple[DirWriter, bytes, InodeRecord],
         target: tuple[DirWriter, bytes, InodeRecord | None],
         later: bool,
+        *,
+        whiteout: bool,
     ) -> int:
         here, old_name, moved = source
         there, new_name, other = target
@@ -584,7 +608,13 @@ class WritableVolume(OrphanVolume):
             there.replace(new_name, moved.ino, kind)
         else:
             there.add(new_name, moved.ino, kind)
-        here.remove(old_name)
+        if whiteout:
+            left = self._new(here, c.S_IFCHR, 0, 0, None)
+            left.fields.i_block = encode_rdev(0, 0)
+            self.put_inode(left)
+            here.replace(old_name, left.ino, c.FT_BY_MODE[c.S_IFCHR])
+        else:
+            here.remove(old_name)
         if across:
             self._writer(moved.ino).set_parent(there.record.ino)
             self._count_subdirectory(here, -1)
