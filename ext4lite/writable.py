@@ -47,7 +47,7 @@ class WritableBase(Volume):
         """Returns the time in nanoseconds since 1970."""
         self.journal: Journal | None = None
         self.cache = BlockCache(self._read_newest, sb.block_size)
-        self.alloc = Allocator(self)
+        self.alloc = self._allocator()
         self._verified: set[tuple[int, bool]] = set()
         self._maps: dict[int, ExtentTree | BlockMap] = {}
         self.flags_bind = True
@@ -57,6 +57,10 @@ class WritableBase(Volume):
         self._in_use = False
         self._broken = False
         self._super_changed = False
+
+    def _allocator(self) -> Allocator:
+        """Return what hands out blocks and inodes; a subclass may have another one."""
+        return Allocator(self)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
