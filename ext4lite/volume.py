@@ -154,6 +154,10 @@ class Volume:
         self._records.clear()
         self._directories.clear()
 
+    def fileno(self) -> int:
+        """Return the image's descriptor, which holds the lock."""
+        return self._fd
+
     def host_bytes(self) -> int:
         """Bytes that the image takes on the host: less than its size when it is sparse."""
         return os.fstat(self._fd).st_blocks * 512
