@@ -186,10 +186,6 @@ def _in_place(blocks: Blocks, fd: int, sb: Super, where: str) -> RecoveryResult:
         revoked=brought.revoked,
         fast_commits=len(found.fast),
     )
-    if (found.fast or orphans.present(volume)) and found.super.ro_compat & (c.RO_QUOTA | c.RO_PROJECT):
-        raise Unsupported(
-            "the volume keeps quotas, which orphans and fast commits change", where=where, hint="run e2fsck -fy on it"
-        )
     # 1. Everything in the log goes to its place. The superblock says RECOVER until the very end, and is not touched if
     # the log does not have it: nobody could repair it if it were cut in half.
     overlay = found.overlay

@@ -39,7 +39,7 @@ from support.ext4_judges import fsck
 from support.volume_model import make
 from support.workloads import LONG, MIB, WORKLOADS
 
-OPERATIONS = {"steps": 100, "steps-ext3": 100, "truncations": 120, "truncations-ext3": 120}
+OPERATIONS = {"large-directory-goes": 660, "steps": 100, "steps-ext3": 100, "truncations": 120, "truncations-ext3": 120}
 CUTS = {"steps": 12, "steps-ext3": 12, "truncations": 16, "truncations-ext3": 16}
 
 

@@ -76,6 +76,29 @@ def large_directory(s: Stage) -> Iterator[Op]:
         yield ("sync",)
 
 
+def large_directory_goes(s: Stage) -> Iterator[Op]:
+    """A directory of more blocks than one revoke block can name is emptied and removed; data comes in their places."""
+    top = b"/goes"
+    yield s.room(top)
+    while True:
+        base, path = s.name(top), s.name(top)
+        yield "create", base, 0o600
+        yield "mkdir", path, 0o755
+        for _ in range(320):
+            yield "link", base, s.name(path, 240)
+        yield ("sync",)
+        for child in s.below(path):
+            yield "unlink", child
+        yield ("sync",)
+        yield "rmdir", path
+        yield ("sync",)
+        yield from s.file(s.name(top), 100 * KIB)
+        yield from s.file(s.name(top), 100 * KIB)
+        yield ("sync",)
+        for child in s.below(top, "file"):
+            yield "unlink", child
+
+
 def shared_attributes(s: Stage) -> Iterator[Op]:
     """Equal sets of attributes share a block; it is left, copied, given up, and its place taken by data."""
     top = b"/attributes"
@@ -269,6 +292,7 @@ WORKLOADS = {
     "tiny-journal": Workload(mixed, _TINY, sync=0.3),
     "directories": Workload(directories, _TINY),
     "large-directory": Workload(large_directory, _TINY),
+    "large-directory-goes": Workload(large_directory_goes, _TINY, sync=0.01),
     "shared-attributes": Workload(shared_attributes, _TINY),
     "renames": Workload(renames),
     "truncations": Workload(truncations, f"{_TINY} -g 256 -N 512 -O ^resize_inode", size=24),
