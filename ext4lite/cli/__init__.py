@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "label": "Show or set a volume's name.",
     "uuid": "Show or set a volume's UUID.",
     "recover": "Replay a volume's journal after a crash and leave it clean.",
+    "resize": "Make a volume larger or smaller.",
 }
 
 EXIT_USAGE = 2
