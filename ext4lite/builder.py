@@ -14,6 +14,7 @@ follow, each directory in one piece. Nothing depends on clock, process or hash o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -26,7 +27,7 @@ from types import TracebackType
 from typing import Literal
 
 from ext4lite import directory, hostfs, xattrs
-from ext4lite.blockdev import check_target, target_path
+from ext4lite.blockdev import check_target, replacing, target_path
 from ext4lite.checksum import (
     crc32c,
     fs_seed,
@@ -570,10 +571,9 @@ class ImageBuilder:
             self._write_tables(inodes)
             self._flush()
             self._punch_freed()
-            if self._replace:  # somebody may have come to the old file meanwhile
-                check_target(self.path, force=True)
             try:
-                self._file.publish(durable=self._durable, replace=self._replace)
+                with replacing(self.path) if self._replace else contextlib.nullcontext():
+                    self._file.publish(durable=self._durable, replace=self._replace)
             except FileExistsError as e:
                 raise HostError("the target exists", where=str(self.path), hint="--force replaces it") from e
             except OSError as e:

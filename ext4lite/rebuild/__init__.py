@@ -12,11 +12,12 @@ In-place use (exclusive lock, recovery first, the new file renamed over the old 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 from ext4lite import hostfs
-from ext4lite.blockdev import StrPath, check_target, target_path
+from ext4lite.blockdev import StrPath, check_target, replacing, target_path
 from ext4lite.errors import HostError
 from ext4lite.rebuild.choice import Choice, Chooser, require_known
 from ext4lite.rebuild.engine import Engine
@@ -57,9 +58,8 @@ def rebuild(
             report = rebuild_into(
                 volume, file.fd, str(path), size=size, keep_numbers=keep_numbers, durable=durable, progress=progress
             )
-            if replace:  # somebody may have come to the old file meanwhile
-                check_target(path, force=True)
-            file.publish(durable=durable, replace=replace)
+            with replacing(path) if replace else contextlib.nullcontext():
+                file.publish(durable=durable, replace=replace)
         except FileExistsError as e:
             raise HostError("the target exists", where=str(path), hint="--force replaces it") from e
         except OSError as e:
