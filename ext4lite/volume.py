@@ -48,7 +48,6 @@ _WINDOW = 64 << 10
 _WINDOWS_KEPT = 128
 _RECORDS_KEPT = 16384
 _CHUNK = 4 << 20
-_MAX_INLINE = 1 << 16
 _MAX_EA_VALUE = 1 << 16
 _INLINE_IN_INODE = 60
 _ZEROS = bytes(1 << 20)
@@ -390,7 +389,9 @@ class Volume:
         if record.fields.i_flags & c.ENCRYPT_FL:
             raise self._encrypted(record, "its content")
         if record.fields.i_flags & c.INLINE_DATA_FL:
-            yield self._inline(record)[offset:end].ljust(end - offset, b"\0")
+            data = self._inline(record)[offset:end]
+            yield data
+            yield from _zeros(end - offset - len(data))  # mke2fs -d makes files like that of nothing but a hole
             return
         block_size = self.block_size
         where = self._at(f"inode {record.ino}")
@@ -424,8 +425,6 @@ class Volume:
             for index, name, value, _, _ in self._inode_area(record):
                 if index == c.XATTR_INDEX_SYSTEM and name == b"data":
                     data += value
-        if record.size > max(len(data), _MAX_INLINE):
-            raise CorruptImage(f"inline data of {record.size} bytes", where=self._at(f"inode {record.ino}"))
         return data
 
     def _is_fast_symlink(self, record: InodeRecord) -> bool:
@@ -501,10 +500,11 @@ class Volume:
         return out
 
     def iterdir_by_hash(self, ino: int) -> list[directory.DirEntry]:
-        """Return what :meth:`iterdir` does in the order of the names' hashes, as the kernel lists with dir_index.
+        """Return what :meth:`iterdir` does in the order in which the kernel lists a directory.
 
-        The order does not depend on when names were added, so a listing can go on where it stopped. Unsupported for an
-        unknown hash.
+        With dir_index that is the order of the names' hashes in a directory that has an index or a single block (the
+        kernel's is_dx_dir): it does not depend on when names were added, so a listing can go on where it stopped. In
+        others the names come as they lie. Unsupported for an unknown hash.
         """
         from ext4lite.htree import effective_version, name_hash
 
@@ -512,9 +512,14 @@ class Volume:
         record = self._live(ino)
         version = raw.s_def_hash_version
         entries = self.iterdir(ino)
-        if record.fields.i_flags & c.INDEX_FL and not record.fields.i_flags & c.INLINE_DATA_FL:
+        if not self.super.compat & c.COMPAT_DIR_INDEX:
+            return entries
+        inline = bool(record.fields.i_flags & c.INLINE_DATA_FL)
+        if record.fields.i_flags & c.INDEX_FL and not inline:
             first = self.map(record)[0][0]
             version = self.block(first.physical, self._at(f"directory inode {ino}"))[directory.DX_ROOT_AT - 4]
+        elif not inline and record.size > self.block_size:
+            return entries
         version = effective_version(version, bool(raw.s_flags & c.FLAG_UNSIGNED_HASH))
         try:
             if self._fold is not None and record.fields.i_flags & c.CASEFOLD_FL:
