@@ -21,16 +21,13 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from ext4lite.directory import DirEntry
-from ext4lite.errors import CorruptImage, Unsupported
+from ext4lite.errors import Unsupported
 from ext4lite.inode import InodeRecord
-from ext4lite.layout import constants as c
 from ext4lite.volume import Volume
+from ext4lite.walking import in_order
 
 Entry = dict[str, Any]
 _LEFT_OUT = b"/lost+found"
-_BELOW = -1
-"""Instead of a file type: what is below a directory."""
 HASHED_WHOLE = 16 << 30
 """Larger files have ``data_sha256``."""
 MOST_ZEROS = 64
@@ -45,7 +42,7 @@ def entries(volume: Volume) -> Iterator[Entry]:
     """Yield the manifest's objects of an open volume in order. CorruptImage for damage."""
     hashes: dict[int, tuple[str, str]] = {}
     hasher = _Hasher(volume)
-    for path, ino in _in_order(volume):
+    for path, ino in in_order(volume, skip=(_LEFT_OUT,)):
         stat = volume.stat(ino)
         record = volume.inode(ino)
         entry: Entry = {
@@ -72,40 +69,6 @@ def entries(volume: Volume) -> Iterator[Entry]:
         if attributes:
             entry["xattrs"] = {os.fsdecode(n): b64encode(attributes[n]).decode() for n in sorted(attributes)}
         yield entry
-
-
-def _in_order(volume: Volume) -> Iterator[tuple[bytes, int]]:
-    """Yield (path, inode number) of everything but ``/lost+found``, sorted by path, a directory at a time.
-
-    What is below ``a`` comes where ``a/`` sorts among its neighbours: behind ``a-b``, before ``a0``.
-    """
-    seen = {volume.root}
-    stack = [(b"/", iter(_keys(volume, volume.root)))]
-    while stack:
-        above, keys = stack[-1]
-        for key, ino, kind in keys:
-            path = above + key
-            if path in (_LEFT_OUT, _LEFT_OUT + b"/"):
-                continue
-            if kind != _BELOW:
-                yield path, ino
-                continue
-            if ino in seen:
-                where = f"{volume.where}: directory inode {ino}"
-                raise CorruptImage(f"has a second name, {path[:-1]!r}", where=where)
-            seen.add(ino)
-            stack.append((path, iter(_keys(volume, ino))))
-            break
-        else:
-            stack.pop()
-
-
-def _keys(volume: Volume, ino: int) -> list[DirEntry]:
-    """Return a directory's entries and, for each directory among them, one more for what is below it, sorted."""
-    keys = volume.iterdir(ino)
-    keys += [(name + b"/", child, _BELOW) for name, child, _ in keys if volume.inode(child).type == c.S_IFDIR]
-    keys.sort()
-    return keys
 
 
 class _Hasher:

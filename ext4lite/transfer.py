@@ -20,6 +20,7 @@ from ext4lite.errors import HostError, Invalid, IsADirectory, NotADirectory, Not
 from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.volume import Volume
+from ext4lite.walking import bottom_up
 
 if TYPE_CHECKING:
     from ext4lite.writer import NodeKind, WritableVolume
@@ -331,14 +332,15 @@ def remove(volume: WritableVolume, path: str | bytes, *, recursive: bool = False
     if ino == c.ROOT_INO:
         raise Invalid("the root cannot be removed", where=volume.where)
     base = os.fsencode(path).rstrip(b"/")
-    below = list(volume.walk(ino, base))
-    for name, child in reversed(below):
-        if volume.inode(child).type == c.S_IFDIR:
+    count = 1
+    for name, _, is_directory in bottom_up(volume, ino, base):
+        if is_directory:
             volume.rmdir(name)
         else:
             volume.unlink(name)
+        count += 1
     volume.rmdir(base)
-    return len(below) + 1
+    return count
 
 
 def make_parents(volume: WritableVolume, path: str | bytes, *, mode: int = 0o755) -> list[bytes]:
