@@ -13,7 +13,7 @@ from ext4lite.xattrwrite import XattrVolume
 
 _KEPT_FLAGS = c.INDEX_FL | c.HUGE_FILE_FL | c.EXTENTS_FL | c.VERITY_FL | c.EA_INODE_FL | c.INLINE_DATA_FL
 _KEPT_FLAGS |= c.CASEFOLD_FL | c.ENCRYPT_FL
-_SETTABLE_FLAGS = 0x604BDFFF
+_SETTABLE_FLAGS = 0x604BC0FF
 """Flags that ``chattr`` may change in general (EXT4_FL_USER_MODIFIABLE)."""
 _DIRECTORY_FLAGS = 0x10000 | 0x20000 | 0x20000000 | c.CASEFOLD_FL  # dirsync, topdir, project hierarchy
 _OTHER_FLAGS = 0x40 | 0x80  # nodump, noatime: all that devices and the like can have

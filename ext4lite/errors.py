@@ -126,6 +126,12 @@ class IsADirectory(PathError):
     errno = errno.EISDIR
 
 
+class Busy(PathError):
+    """The root, ``.`` and ``..`` cannot be removed or renamed."""
+
+    errno = errno.EBUSY
+
+
 class NotPermitted(PathError):
     """ext4 does not do that for this kind of inode (a hard link to a directory, data in a device)."""
 

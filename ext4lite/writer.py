@@ -26,6 +26,7 @@ from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import inode_seed
 from ext4lite.dirwrite import DirState, DirWriter, Name
 from ext4lite.errors import (
+    Busy,
     CorruptImage,
     Exists,
     Invalid,
@@ -35,6 +36,7 @@ from ext4lite.errors import (
     NotEmpty,
     NotFound,
     NotPermitted,
+    PathError,
     TooManyLinks,
     Unsupported,
 )
@@ -57,10 +59,11 @@ _NODE_TYPES: dict[NodeKind, int] = {
     "socket": c.S_IFSOCK,
 }
 _MAX_NAME = 255
+_SPECIAL = (b"", b".", b"..")
 _FAST_SYMLINK = 60
 _DIRECTORIES_KEPT = 64
 _SGID = 0o2000
-_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
+_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
 """Flags that a directory passes on (EXT4_FL_INHERITED)."""
 _INHERITED_BY_FILES = _INHERITED_FLAGS & ~(0x10000 | 0x20000000)
 _INHERITED_BY_OTHERS = 0x40 | 0x80
@@ -287,34 +290,50 @@ class WritableVolume(OrphanVolume):
         above, _, name = raw.rstrip(b"/").rpartition(b"/")
         if b"\0" in raw:
             raise Invalid("a name cannot hold a zero byte", where=self._name(raw.replace(b"\0", b"?")))
-        if len(name) > _MAX_NAME:
-            raise NameTooLong(f"a name of {len(name)} bytes is too long", where=self.where)
         ino = paths.resolve(self, above)
         if self.inode(ino).type != c.S_IFDIR:
             raise NotADirectory("something on the way is not a directory", where=self._name(raw))
+        if len(name) > _MAX_NAME:
+            raise NameTooLong(f"a name of {len(name)} bytes is too long", where=self.where)
         return ino, name
 
-    def _free_place(self, path: Path) -> tuple[DirWriter, bytes]:
-        """Return the directory and name for something new. Exists, NotFound, NotADirectory, NameTooLong."""
+    def _free_place(self, path: Path, *, directory: bool = False) -> tuple[DirWriter, bytes]:
+        """Return the directory and name for something new; only a directory's may end in a slash.
+
+        Exists, NotFound, NotADirectory, NameTooLong.
+        """
+        raw = os.fsencode(path)
         ino, name = self._place(path)
-        if name in (b"", b".", b".."):
-            raise Exists("is there already", where=self._name(os.fsencode(path)))
+        if name in _SPECIAL:
+            raise Exists("is there already", where=self._name(raw))
         at = self._writer(ino)
         if name in at.state.names:
-            raise Exists("is there already", where=self._name(os.fsencode(path)))
+            raise Exists("is there already", where=self._name(raw))
+        if raw.endswith(b"/") and not directory:
+            raise NotFound("no such directory", where=self._name(raw))
         self.require_no_flags(at.record, c.IMMUTABLE_FL)
         return at, name
 
     def _taken_place(self, path: Path) -> tuple[DirWriter, bytes, InodeRecord]:
-        """Return the directory, name and inode of something that is there. NotFound, NotADirectory, Invalid."""
+        """Return the directory, name and inode of something that is there. NotFound, NotADirectory, Busy."""
+        raw = os.fsencode(path)
         ino, name = self._place(path)
-        if name in (b"", b".", b".."):
-            raise Invalid("that name cannot be removed or renamed", where=self._name(os.fsencode(path)))
+        if name in _SPECIAL:
+            raise Busy("that name cannot be removed or renamed", where=self._name(raw))
         at = self._writer(ino)
         found = at.state.names.get(name)
         if found is None:
-            raise NotFound("no such file or directory", where=self._name(os.fsencode(path)))
-        return at, name, self._live(found.ino)
+            raise NotFound("no such file or directory", where=self._name(raw))
+        record = self._live(found.ino)
+        if raw.endswith(b"/") and record.type != c.S_IFDIR:
+            raise NotADirectory("is not a directory", where=self._name(raw))
+        return at, name, record
+
+    def _require_name(self, path: Path, errors: dict[bytes, type[PathError]]) -> None:
+        """Raise the error for a path that ends in no name of its own."""
+        name = self._place(path)[1]
+        if name in errors:
+            raise errors[name]("that name cannot be removed", where=self._name(os.fsencode(path)))
 
     def _require_removable(self, at: DirWriter, record: InodeRecord) -> None:
         """Raise NotPermitted if flags of a directory, or of what it names, forbid that the name goes."""
@@ -358,6 +377,9 @@ class WritableVolume(OrphanVolume):
         """Make an empty regular file; return its inode number. Exists, NotFound, NotADirectory, VolumeFull."""
 
         def make() -> int:
+            raw = os.fsencode(path)
+            if raw.rstrip(b"/") and raw.endswith(b"/"):
+                raise IsADirectory("is the name of a directory", where=self._name(raw))
             at, name = self._free_place(path)
             return self._enter(at, name, self._new(at, c.S_IFREG, mode, uid, gid))
 
@@ -367,7 +389,7 @@ class WritableVolume(OrphanVolume):
         """Make a directory; return its inode number. As :meth:`create`, and TooManyLinks."""
 
         def make() -> int:
-            at, name = self._free_place(path)
+            at, name = self._free_place(path, directory=True)
             self._require_room_for_subdirectory(at)
             record = self._new(at, c.S_IFDIR, mode, uid, gid)
             state = self._states[record.ino] = DirState(at.record.ino, {}, [])
@@ -394,8 +416,10 @@ class WritableVolume(OrphanVolume):
         content = os.fsencode(target)
 
         def make() -> int:
-            if not content or b"\0" in content:
-                raise Invalid("that cannot be a symlink's target")
+            if not content:
+                raise NotFound("an empty target leads nowhere", where=self._name(os.fsencode(path)))
+            if b"\0" in content:
+                raise Invalid("a target cannot hold a zero byte", where=self._name(os.fsencode(path)))
             if len(content) >= self.block_size:
                 raise NameTooLong(f"a target of {len(content)} bytes is too long", where=self.where)
             at, name = self._free_place(path)
@@ -493,6 +517,7 @@ class WritableVolume(OrphanVolume):
         """
 
         def remove(later: bool) -> int:
+            self._require_name(path, {b"": IsADirectory, b".": IsADirectory, b"..": IsADirectory})
             at, name, record = self._taken_place(path)
             self._require_removable(at, record)
             if record.type == c.S_IFDIR:
@@ -508,6 +533,7 @@ class WritableVolume(OrphanVolume):
         """Remove an empty directory. NotFound, NotADirectory, NotEmpty; Invalid for the root."""
 
         def remove(later: bool) -> int:
+            self._require_name(path, {b".": Invalid, b"..": NotEmpty})
             at, name, record = self._taken_place(path)
             self._require_removable(at, record)
             if record.type != c.S_IFDIR:
@@ -539,8 +565,9 @@ class WritableVolume(OrphanVolume):
         source, old_name, moved = self._taken_place(old)
         target_ino, new_name = self._place(new)
         where = self._name(os.fsencode(new))
-        if new_name in (b"", b".", b".."):
-            raise Invalid("that name cannot be given", where=where)
+        if new_name in _SPECIAL:
+            error = Exists if how == "noreplace" else Busy
+            raise error("that name cannot be given", where=where)
         target = self._writer(target_ino)
         found = target.state.names.get(new_name)
         if found is None and how == "exchange":

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import random
 import stat
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,6 +317,13 @@ class Ours:
                 v.set_xattr(v.resolve(path, follow=False), name, value)
             case ("removexattr", path, name):
                 v.remove_xattr(v.resolve(path, follow=False), name)
+            case ("bare", what, path, mode):  # without chmod behind it: what a directory hands down stays
+                (v.create if what == "create" else v.mkdir)(path, mode=mode)
+            case ("chflags", path, flags):
+                v.set_attributes(v.resolve(path, follow=False), flags=flags)
+            case ("append", path, data):
+                ino = v.resolve(path, follow=False)
+                v.pwrite(ino, v.inode(ino).size, data)
             case ("sync",):
                 v.sync()
             case _:
@@ -336,6 +345,8 @@ def facts_of(volume: Any) -> dict[bytes, tuple[Any, ...]]:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
+_KEPT = 0x80000 | 0x1000  # extents, index: to leave them out would ask for another map
 _FLAGS = {"replace": 0, "noreplace": 1, "exchange": 2, "whiteout": 4}
 _NODES = {"char": stat.S_IFCHR, "block": stat.S_IFBLK, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK}
 
@@ -398,6 +409,24 @@ class Kernel:
                 os.setxattr(at(path), name, value, follow_symlinks=False)
             case ("removexattr", path, name):
                 os.removexattr(at(path), name, follow_symlinks=False)
+            case ("bare", "create", path, mode):
+                os.close(os.open(at(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+            case ("bare", "mkdir", path, mode):
+                os.mkdir(at(path), mode)
+            case ("chflags", path, flags):
+                fd = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    old = array("l", [0])
+                    fcntl.ioctl(fd, _GETFLAGS, old)
+                    fcntl.ioctl(fd, _SETFLAGS, array("l", [flags | old[0] & _KEPT]))
+                finally:
+                    os.close(fd)
+            case ("append", path, data):
+                fd = os.open(at(path), os.O_WRONLY | os.O_APPEND)
+                try:
+                    os.write(fd, data)
+                finally:
+                    os.close(fd)
             case ("sync",):
                 os.sync()
             case _:
