@@ -377,6 +377,22 @@ class Volume:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
         yield from self._chunks(self._live(ino), 0, 1 << 63)
 
+    def pieces(self, ino: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, data) of what a regular file holds, ascending, up to 4 MiB each; holes are left out."""
+        record = self._live(ino)
+        size, block_size = record.size, self.block_size
+        if record.fields.i_flags & (c.INLINE_DATA_FL | c.ENCRYPT_FL):
+            yield 0, b"".join(self._chunks(record, 0, block_size))
+            return
+        where = self._at(f"inode {ino}")
+        for run in self.map(record)[0]:
+            at, end = run.logical * block_size, min(size, (run.logical + run.count) * block_size)
+            base = run.physical * block_size - at
+            while at < end and not run.unwritten:
+                got = min(_CHUNK, end - at)
+                yield at, self._pread(got, base + at, where)
+                at += got
+
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Return up to ``length`` bytes of a file from ``offset``; short at its end."""
         return b"".join(self._chunks(self._live(ino), offset, length))

@@ -19,7 +19,16 @@ from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import remove_record
 from ext4lite.buffers import BlockCache
 from ext4lite.checksum import crc32c, superblock_checksum
-from ext4lite.errors import CorruptImage, Ext4LiteError, FileTooLarge, HostError, NotFound, NotPermitted, VolumeFull
+from ext4lite.errors import (
+    CorruptImage,
+    Ext4LiteError,
+    FileTooLarge,
+    HostError,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+    VolumeFull,
+)
 from ext4lite.extent_tree import ExtentTree
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, encode_time, pack_record
 from ext4lite.jbd2.log import Blocks, write_back
@@ -69,6 +78,8 @@ class WritableBase(Volume):
         if not self.super.compat & c.COMPAT_HAS_JOURNAL:
             return
         ino = self.super.raw.s_journal_inum
+        if not ino:
+            raise Unsupported("the volume's journal is on another device", where=self.where, hint="open it read-only")
         record = self.inode(ino)
         self.journal = Journal.open(self._blocks, self.map(record)[0], self._at(f"journal in inode {ino}"))
 

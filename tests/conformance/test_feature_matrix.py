@@ -5,6 +5,7 @@ Where this kernel does not mount a feature, the tree that mke2fs filled the imag
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,4 +43,7 @@ def test_reads(tmp_path: Path, case: Case) -> None:
         with mounted(image, tmp_path / "mnt", "ro,noatime") as root, Volume.open(image) as volume:
             assert_same(ours(image), kernel_manifest(root))
             assert stats(root, volume) == []
+            for name in ("many", "plain", "corners"):
+                listed = os.listdir(os.fsencode(root / name))  # noqa: PTH208
+                assert [entry[0] for entry in volume.iterdir_by_hash(volume.lookup(name) or 0)] == listed
     assert inspect(image).state == "clean"
