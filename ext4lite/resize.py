@@ -194,7 +194,7 @@ class _Resize:
     def _to_the_smallest(self, sb: Super, old: Shape) -> tuple[Literal["none", "in place", "copy"], Shape]:
         """Shrink as far as it goes: what is moved into more pieces than before needs a little room for their maps."""
         with contextlib.closing(self._open()) as volume:
-            tries = [smallest(volume, old, slack=slack) for slack in (0, 8, 64, 512, 4096, 32768)]
+            tries = [smallest(volume, old, slack=slack) for slack in (8, 64, 512, 4096, 32768)]
         for new in tries:
             if new.blocks >= old.blocks or (new.groups < old.groups and has_stable_inodes(sb)):
                 break
@@ -308,11 +308,12 @@ class _Resize:
                 self._set_file_size(new.size, made.fd)
             self._change_copy(made.fd, old, new)
             self._set_file_size(new.size, made.fd)
-            lock_exclusive(made.fd, target, self.command)
             kept = os.dup(made.fd)
-            made.publish(durable=True)
-            os.dup2(kept, self.fd)
-            os.close(kept)
+            try:
+                made.publish(durable=True)  # who waits for the old file's lock finds out that it has no name any more
+                os.dup2(kept, self.fd)
+            finally:
+                os.close(kept)
         except OSError as e:
             raise HostError.from_os(e, self.where) from e
         finally:

@@ -35,22 +35,36 @@ class Shrinkage:
         try:
             self.mover.run(new.groups)
         except VolumeFull:
-            if not self._gain() or (v.journal is not None and not self._sums):
+            if next(self._tables(), None) is None or (v.journal is not None and not self._sums):
                 raise
             self._left = True
             self._give_up_tables()
         v.write_through()
 
-    def _parts(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, count) of bitmaps and tables of groups that go, as far as they lie below the new end."""
+    def _tables(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, count) of inode tables of groups that go, as far as they lie below the new end."""
         new = self.new
         for group in self.v.alloc.groups[new.groups :]:
-            for start, count in ((group.block_bitmap, 1), (group.inode_bitmap, 1), (group.inode_table, new.table)):
-                if start < new.blocks:
-                    yield start, min(count, new.blocks - start)
+            if group.inode_table < new.blocks:
+                yield group.inode_table, min(new.table, new.blocks - group.inode_table)
 
-    def _gain(self) -> int:
-        return sum(count for _, count in self._parts())
+    def _free_bitmaps(self) -> None:
+        """Free bitmaps of groups that go, when no transaction writes them any more."""
+        v, new = self.v, self.new
+        for group in v.alloc.groups[new.groups :]:
+            for number in (group.block_bitmap, group.inode_bitmap):
+                if number < new.blocks:
+                    self._free(number, 1)
+                    v.let_go(number)
+
+    def _free(self, start: int, count: int) -> None:
+        """Free blocks at once: the running transaction may use them again."""
+        new, end = self.new, start + count
+        while start < end:
+            number = (start - new.first) // new.per_group
+            part = min(end, new.end(number)) - start
+            self.v.alloc.set_bits(number, start - new.start(number), part, used=False)
+            start += part
 
     def _give_up_tables(self) -> None:
         """Mark the tables of groups that go as never used, so that it does not matter what is written to them.
@@ -77,17 +91,13 @@ class Shrinkage:
         alloc = v.alloc
         last = new.groups - 1
         alloc.initialise(last)
-        for start, count in self._parts():
-            at, end = start, start + count
-            while at < end:
-                number = (at - new.first) // new.per_group
-                part = min(end, new.end(number)) - at
-                alloc.set_bits(number, at - new.start(number), part, used=False)
-                at += part
+        for start, count in self._tables():
+            self._free(start, count)
         if self._left:
             alloc.confine(self.mover.ranges, new.groups)
             self.mover.run(new.groups)
         alloc.confine([])
+        self._free_bitmaps()
         size = new.end(last) - new.start(last)
         alloc.set_bits(last, size, 8 * v.block_size - size, used=True)
         alloc.keep_groups(new.groups)

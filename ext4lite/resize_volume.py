@@ -173,6 +173,7 @@ class LayoutVolume(WritableVolume):
         if self.journal is not None:
             self.journal.checkpoint()
             self.journal.share = 1
+        self.alloc.begin()
         self._in_operation = True
 
     def commit_at_once(self) -> None:
