@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _U16X2 = Struct("<HH")
 _U32 = Struct("<I")
 _U32X2 = Struct("<II")
+_BLOCKS_AHEAD = 16
 _DX_TAIL = 8
 _INFO_AT = 24
 _BLOCK_MASK = 0x0FFFFFFF
@@ -97,7 +98,7 @@ class DirWriter:
         """Add a block of zeros at the end; return its number in the directory. VolumeFull."""
         v, blocks = self.volume, self.state.blocks
         goal = blocks[-1] + 1 if blocks else v.goal_of(self.record)
-        run = v.alloc.allocate(goal, 1)
+        run = v.alloc.allocate_growing(self.record.ino, goal, 1, min(len(blocks), _BLOCKS_AHEAD))
         v.file_map(self.record).insert(Extent(len(blocks), run.start, 1))
         v.add_blocks(self.record, 1)
         v.cache.create(run.start)

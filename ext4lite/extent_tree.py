@@ -232,10 +232,13 @@ class ExtentTree:
         if left is not None and _mergeable(left, e):
             left.count += e.count
             self._writable(leaf)
-            if right is not None and _mergeable(left, right):
+            closed = right is not None and _mergeable(left, right)
+            if right is not None and closed:
                 left.count += right.count
                 _delete_raw(leaf.data, at + 1)
             self._put(leaf, at, left)
+            if closed:
+                self._join(e.logical)
             return
         if right is not None and _mergeable(e, right):
             self._writable(leaf)
@@ -363,8 +366,8 @@ class ExtentTree:
         self._prune(root, start, end, freed)
         if not _count(self._root):
             self._root[:] = empty_root()
-        self._collapse()
         self._seal(root)
+        self._join(start)
         return freed
 
     def _prune(self, node: _Step, start: int, end: int, freed: list[Run]) -> None:
@@ -398,6 +401,55 @@ class ExtentTree:
                 _KEY.pack_into(self._writable(node), HEADER.size + _SIZE * index, key)
                 self._seal(node)
             index += 1
+
+    def _join(self, logical: int) -> None:
+        """After a removal or a merge near ``logical``: put nodes together with neighbours that have room for them.
+
+        So a tree shrinks again when its holes are filled or its ends are cut. Only nodes that are a quarter full or
+        less, and only into half a node, lest the next insertion splits it.
+        """
+        while _depth(self._root):
+            path = self._path(logical)
+            if not any(self._join_at(path, level) for level in range(len(path) - 1, 0, -1)):
+                break
+        self._collapse()
+        self._seal(_Step(self._root, 0, 0))
+
+    def _join_at(self, path: list[_Step], level: int) -> bool:
+        """Join the node at ``level`` with a neighbour below the same parent, if both are small; tell whether."""
+        node, above = path[level], path[level - 1]
+        if _count(node.data) > _room(node.data) // 4:
+            return False
+        depth = _depth(node.data)
+        for index in (above.index, above.index - 1):  # the left one of two
+            if index < 0 or index + 1 >= _count(above.data):
+                continue
+            numbers = _child_of(above.data, index), _child_of(above.data, index + 1)
+            left, right = (_Step(self._load(number, depth), number, 0) for number in numbers)
+            if _count(left.data) + _count(right.data) <= _room(left.data) // 2:
+                self._append_node(left, right)
+                self._volume.free_metadata_block(self.record, right.number)
+                _delete_raw(self._writable(above), index + 1)
+                self._seal(above)
+                return True
+        return False
+
+    def _append_node(self, left: _Step, right: _Step) -> None:
+        """Move all entries of ``right`` behind those of ``left``; extents that touch become one."""
+        self._writable(left)
+        count, more, source = _count(left.data), _count(right.data), bytearray(right.data)
+        if not _depth(left.data):
+            last, first = _get(left.data, count - 1), _get(source, 0)
+            if _mergeable(last, first):
+                last.count += first.count
+                at = HEADER.size + _SIZE * (count - 1)
+                left.data[at : at + _SIZE] = _pack(last)
+                _delete_raw(source, 0)
+                more -= 1
+        at = HEADER.size + _SIZE * count
+        left.data[at : at + _SIZE * more] = source[HEADER.size : HEADER.size + _SIZE * more]
+        _set_count(left.data, count + more)
+        self._seal(left)
 
     def _collapse(self) -> None:
         """Take the root's only child into the root while it fits."""

@@ -18,6 +18,7 @@ from ext4lite.layout import constants as c
 from ext4lite.writable import WritableBase
 
 _UNWRITTEN_MOST = 32767
+_BYTES_AHEAD = 2 << 20
 
 
 @dataclass(slots=True)
@@ -126,12 +127,19 @@ class DataVolume(WritableBase):
                 continue
             hole = min(fmap.next_after(at), end)
             while at < hole:
-                run = self.alloc.allocate(self._data_goal(record, at), hole - at)
+                # Only what grows at its end, and has grown before, is going to: most files are written once.
+                ahead = min(at, self._most_ahead) if hole == end and fmap.next_after(at) >= FILE_END else 0
+                run = self.alloc.allocate_growing(record.ino, self._data_goal(record, at), hole - at, ahead)
                 self.add_blocks(record, run.count)
                 fmap.insert(Extent(at, run.start, run.count))
                 add(at, run.start, run.count, True)
                 at += run.count
         return pieces
+
+    @property
+    def _most_ahead(self) -> int:
+        """Blocks kept at most behind a file that grows."""
+        return max(8, _BYTES_AHEAD // self.block_size)
 
     def _data_goal(self, record: InodeRecord, logical: int) -> int:
         """Return where file block ``logical`` should lie: behind the block before it."""
@@ -194,6 +202,7 @@ class DataVolume(WritableBase):
         if size > record.size:
             self._zero_tail(record)
         elif size < record.size or record.fields.i_blocks_lo:
+            self.alloc.drop_window(ino)
             self._release(record, -(-size // self.block_size), FILE_END)
             self.set_size(record, size)
             self._zero_tail(record)

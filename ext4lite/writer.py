@@ -708,6 +708,8 @@ class WritableVolume(OrphanVolume):
         left.discard(closed)
         if not left:
             del self._files[closed.ino]
+            self.alloc.begin()  # outside of an operation: nothing to take back
+            self.alloc.drop_window(closed.ino)
             if not self._broken and self._fd >= 0 and not self.inode(closed.ino).fields.i_links_count:
                 self.erase_orphan(closed.ino)
 

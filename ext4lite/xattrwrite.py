@@ -403,6 +403,7 @@ class XattrVolume(DataVolume):
     def erase(self, record: InodeRecord) -> None:
         """Free all that belongs to an inode without links, and the inode."""
         directory = record.type == c.S_IFDIR
+        self.alloc.drop_window(record.ino)
         if self._has_blocks(record):
             self._release(record, 0, FILE_END)
         self.drop_xattrs(record)
