@@ -60,6 +60,10 @@ def mixed(s: Stage) -> Iterator[Op]:
             new = g.fresh()
             yield from s.file(new, 40_000)
         yield g.op()
+        if len(g.paths()) > 200:
+            yield "unlink", g.some("file")
+            yield "unlink", g.some("symlink")
+            yield "rmdir", g.some("dir")
 
 
 def large_directory(s: Stage) -> Iterator[Op]:
@@ -111,6 +115,8 @@ def shared_attributes(s: Stage) -> Iterator[Op]:
         for _ in range(3):
             yield "setxattr", s.some(top), b"user.shared", s.r.choice(values)
         yield "removexattr", s.some(top), b"user.shared"
+        while len(s.below(top)) > 40:
+            yield "unlink", s.some(top)
         if s.r.random() < 0.6:
             yield "unlink", s.some(top)
             yield from s.file(s.name(top), 3 * s.block_size)
@@ -140,11 +146,10 @@ def renames(s: Stage) -> Iterator[Op]:
             yield ("sync",)
 
 
-def truncations(s: Stage) -> Iterator[Op]:
-    """Files over many groups, synced, then cut and deleted in more steps than one."""
+def truncations(s: Stage, size: int = 700 * KIB) -> Iterator[Op]:
+    """Files of four pieces of ``size`` over many groups, synced, then cut and deleted."""
     top = b"/truncations"
     yield s.room(top)
-    size = 700 * KIB
     while True:
         for _ in range(2):
             path = s.name(top)
@@ -152,14 +157,14 @@ def truncations(s: Stage) -> Iterator[Op]:
             at = 0
             for _ in range(4):
                 yield "write", path, at, s.r.randbytes(size)
-                at += size + s.r.randrange(3) * 64 * KIB
+                at += size + s.r.randrange(3) * size // 10
         yield ("sync",)
-        yield "truncate", s.some(top), s.r.randrange(2000 * KIB // s.block_size) * s.block_size
+        yield "truncate", s.some(top), s.r.randrange(3 * size // s.block_size) * s.block_size
         yield "unlink", s.some(top)
         if s.r.random() < 0.5:
             yield "orphan", s.some(top)
         if s.r.random() < 0.3:
-            yield "truncate", s.some(top), s.r.randrange(4000 * KIB)
+            yield "truncate", s.some(top), s.r.randrange(5 * size)
         while len(s.below(top)) > 3:
             yield "unlink", s.some(top)
 
@@ -204,7 +209,8 @@ def flags(s: Stage) -> Iterator[Op]:
     top = b"/flags"
     yield s.room(top)
     while True:
-        yield "create", s.name(top), 0o600
+        if len(s.below(top)) < 40:
+            yield "create", s.name(top), 0o600
         for _ in range(6):
             path = s.some(top)
             yield s.r.choice([("chattr", path, 0x40), ("chattr", path, 0xC0), ("chattr", path, 0)])
@@ -264,7 +270,8 @@ def orphans(s: Stage) -> Iterator[Op]:
 def everything(s: Stage) -> Iterator[Op]:
     """All of them by turns."""
     scripts = [script(s) for script in (mixed, large_directory, shared_attributes, renames, orphans, flags)]
-    scripts += [script(s) for script in (directories, truncations, mixed)]
+    scripts += [script(s) for script in (directories, mixed)]
+    scripts.append(truncations(s, 50 * KIB))
     for script in cycle(scripts):
         for _ in range(40):
             yield next(script)
@@ -303,6 +310,6 @@ WORKLOADS = {
     "flags": Workload(flags, _TINY, sync=0.1),
 }
 LONG = {
-    "profile": Workload(everything, size=24),
-    "ext3-1k": Workload(everything, "-t ext3 -b 1024 -J size=1 -g 2048", size=24),
+    "profile": Workload(everything, size=24, sync=0.15),
+    "ext3-1k": Workload(everything, "-t ext3 -b 1024 -J size=1 -g 2048", size=24, sync=0.15),
 }
