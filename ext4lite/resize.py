@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ext4lite import hostfs
+from ext4lite import hostfs, journal
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.errors import HostError, Unsupported, VolumeFull
 from ext4lite.jbd2.log import Blocks
 from ext4lite.jbd2.transaction import TransactionTooLarge
 from ext4lite.layout import constants as c
-from ext4lite.resize_grow import Growth, write_copies
+from ext4lite.resize_grow import Growth, wanted_for_descriptors, write_copies
 from ext4lite.resize_move import JournalInTheWay
 from ext4lite.resize_plan import (
     Shape,
@@ -239,7 +239,16 @@ class _Resize:
             raise
 
     def _move_journal(self, old: Shape, new: Shape) -> None:
-        raise JournalInTheWay("the journal is in the way", where=self.where)
+        """Move the journal, which may get shorter by that, out of the way. JournalInTheWay."""
+        away = wanted_for_descriptors(old, new) if new.blocks > old.blocks else [(new.blocks, old.blocks)]
+        if not journal.move(self.fd, self.path, away, device=self.device):
+            raise JournalInTheWay("the journal is in the way", where=self.where)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Write the lock's record again: closing the volume has taken it away."""
+        with contextlib.suppress(HostError):
+            lock_exclusive(self.fd, self.path, self.command)
 
     def _grow(self, old: Shape, new: Shape) -> None:
         with self._session() as volume:
@@ -273,8 +282,7 @@ class _Resize:
         write_copies(volume, new)
         self.moved_blocks += moved
         volume.close()
-        with contextlib.suppress(HostError):
-            lock_exclusive(self.fd, self.path, self.command)  # closing has taken the record away
+        self._hold()
 
     @contextlib.contextmanager
     def _session(self) -> Any:

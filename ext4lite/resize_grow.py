@@ -14,7 +14,7 @@ from ext4lite.alloc import Group
 from ext4lite.checksum import crc32c, group_desc_checksum, group_desc_crc16
 from ext4lite.errors import Unsupported
 from ext4lite.layout import constants as c
-from ext4lite.layout._codecs import GroupDesc, SuperBlock
+from ext4lite.layout._codecs import GroupDesc
 from ext4lite.resize_move import Mover
 from ext4lite.resize_plan import Shape, has_resize_inode
 from ext4lite.resize_volume import LayoutVolume
@@ -91,6 +91,14 @@ def _flex_group(shape: Shape, first: int, end: int) -> list[NewGroup]:
     ]
 
 
+def wanted_for_descriptors(old: Shape, new: Shape) -> list[tuple[int, int]]:
+    """Return [start, end) of the blocks that longer tables of descriptors take in the groups there are."""
+    if new.base(0) <= old.base(0):
+        return []
+    groups = [0, *old.backups()]
+    return [(old.start(g) + old.base(g), min(old.start(g) + new.base(g), old.end(g))) for g in groups]
+
+
 class Growth:
     """One growth of a volume. ``zeros``: what lies behind its old end is known to be zeros (a file's hole)."""
 
@@ -98,16 +106,7 @@ class Growth:
         self.v, self.old, self.new = volume, old, new
         self._zeros = zeros
         self._sums = bool(volume.super.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
-        self.mover = Mover(volume, old, self._wanted())
-
-    def _wanted(self) -> list[tuple[int, int]]:
-        """Return [start, end) of the blocks that longer tables of descriptors take in the groups there are."""
-        old, new = self.old, self.new
-        grown = new.gdt + new.reserved - old.gdt - old.reserved
-        if grown <= 0:
-            return []
-        groups = [0, *old.backups()]
-        return [(old.start(g) + old.base(g), min(old.start(g) + new.base(g), old.end(g))) for g in groups]
+        self.mover = Mover(volume, old, wanted_for_descriptors(old, new))
 
     # -- in two ways ------------------------------------------------------------------------------------------------
 
@@ -300,16 +299,9 @@ def sealed(sb: Super, number: int, raw: bytes) -> bytes:
 def write_copies(volume: LayoutVolume, shape: Shape, progress: Callable[[int], None] | None = None) -> None:
     """Write the copies of superblock and descriptors in all groups that have one; no flush."""
     v = volume
-    size = v.block_size
-    raw = v.super.raw
+    v.write_superblock_copies()
     copies = list(shape.backups())
-    for group in copies:
-        one = SuperBlock.unpack(raw.pack())
-        one.s_feature_incompat &= ~c.INCOMPAT_RECOVER
-        one.s_block_group_nr = group & 0xFFFF
-        head = v._sealed_super(one)
-        v.write_raw(shape.start(group), head + bytes(size - len(head)))
-    table = c.SUPERBLOCK_OFFSET // size + 1
+    table = c.SUPERBLOCK_OFFSET // v.block_size + 1
     for at in range(0, shape.gdt, _TABLE_STEP):
         count = min(_TABLE_STEP, shape.gdt - at)
         data = v.newest(table + at, count)

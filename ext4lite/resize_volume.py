@@ -10,7 +10,9 @@ from ext4lite.alloc import Allocator, Group, Run
 from ext4lite.blockdev import StrPath
 from ext4lite.errors import VolumeFull
 from ext4lite.jbd2.log import Blocks, FileBlocks
+from ext4lite.jbd2.transaction import Journal
 from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import SuperBlock
 from ext4lite.resize_plan import Shape, require_resizable
 from ext4lite.super import read_super
 from ext4lite.writer import WritableVolume
@@ -139,15 +141,18 @@ class LayoutVolume(WritableVolume):
         *,
         journaled: bool = True,
         device: Callable[[Blocks], Blocks] | None = None,
+        clean: bool = True,
     ) -> LayoutVolume:
-        """Open the volume whose file is open and locked at ``fd``; it must be clean. Closing it leaves ``fd`` alone.
+        """Open the volume whose file is open and locked at ``fd``, which closing it leaves alone.
 
+        It must be clean, unless ``clean`` is False.
         Not ``journaled``: nobody else will ever see the file half changed, so changes go in place at once, in
         transactions of any size. CorruptImage, Unsupported, HostError.
         """
         where = os.fspath(path)
         sb = read_super(fd, where)
-        sb.require_clean()
+        if clean:
+            sb.require_clean()
         require_resizable(sb)
         blocks: Blocks = FileBlocks(fd, sb.block_size, where)
         own = os.dup(fd)
@@ -175,6 +180,21 @@ class LayoutVolume(WritableVolume):
             self.journal.share = 1
         self.alloc.begin()
         self._in_operation = True
+
+    def begin_unmarked(self) -> None:
+        """Begin changes that :meth:`store_all` gathers in the cache for the caller to write."""
+        self.alloc.begin()
+        self._in_operation = True
+
+    def store_all(self) -> None:
+        """Put descriptors and superblock, too, into the cache's dirty blocks."""
+        self.alloc.store()
+        self._store_super()
+
+    def adopt_journal(self, journal: Journal) -> None:
+        """Go on with a journal that was just made, and which holds all that the cache had."""
+        self.super.compat |= c.COMPAT_HAS_JOURNAL
+        self.journal, self._in_use, self._in_operation = journal, True, False
 
     def commit_at_once(self) -> None:
         """Commit what was done since :meth:`begin_at_once` and bring it in place. TransactionTooLarge."""
@@ -230,6 +250,17 @@ class LayoutVolume(WritableVolume):
     def step(self, operation: Callable[[], None]) -> None:
         """Run an operation, all or nothing."""
         self._run(operation)
+
+    def write_superblock_copies(self) -> None:
+        """Write the copies of the superblock; no flush."""
+        size = self.block_size
+        for group in range(1, self.super.groups):
+            if self.has_super(group):
+                copy = SuperBlock.unpack(self.super.raw.pack())
+                copy.s_feature_incompat &= ~c.INCOMPAT_RECOVER
+                copy.s_block_group_nr = group & 0xFFFF
+                head = self._sealed_super(copy)
+                self.write_raw(self.super.group_first(group), head + bytes(size - len(head)))
 
     def take_shape(self, shape: Shape) -> None:
         """Have all counts and bounds follow a geometry, in memory and in the superblock to be written."""

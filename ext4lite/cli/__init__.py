@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "compact": "Defragment a volume and drop its free blocks.",
     "recover": "Replay a volume's journal after a crash and leave it clean.",
     "resize": "Make a volume larger or smaller.",
+    "journal": "Show, make, resize or remove a volume's journal.",
 }
 
 EXIT_USAGE = 2
