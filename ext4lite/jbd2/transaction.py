@@ -235,10 +235,12 @@ class Journal:
         return done
 
     def _activate(self) -> None:
-        """Say in the superblock that the log is in use, before anything is in it."""
+        """Say in the superblock that the log is in use.
+
+        The flush before the commit block makes it durable, too: until then the log is empty either way.
+        """
         if not self._active:
             self.log.write_super(start=self._head, sequence=self.sequence)
-            self._blocks.flush()
             self._active = True
 
     def _append(self, blocks: list[bytes]) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ext4lite.jbd2.log import Blocks
+from ext4lite.jbd2.log import Blocks, super_checksum
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import JournalSuperBlock
 from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import File, WritableVolume
@@ -206,7 +208,23 @@ def prepare(image: Path, work: Workload) -> None:
     make(image, work.options, work.size * MIB)
     if work.requests:
         run(tool("debugfs"), "-w", "-f", "-", image, stdin="\n".join(work.requests) + "\n")
+    if work.journal:
+        _shorten(image, work.journal)
     fsck(image)
+
+
+def _shorten(image: Path, blocks: int) -> None:
+    """Have a journal use only its first blocks."""
+    with Volume.open(image) as volume:
+        size, runs = volume.block_size, volume.extents(c.JOURNAL_INO)
+    with image.open("r+b") as f:
+        f.seek(runs[0].physical * size)
+        sb = JournalSuperBlock.unpack(f.read(size))
+        sb.s_maxlen = blocks
+        if sb.s_feature_incompat & (c.JBD2_INCOMPAT_CSUM_V2 | c.JBD2_INCOMPAT_CSUM_V3):
+            sb.s_checksum = super_checksum(sb.pack())
+        f.seek(runs[0].physical * size)
+        f.write(sb.pack())
 
 
 def record(

@@ -49,14 +49,6 @@ MUTATIONS = {
     "a freed metadata block is not revoked": Mutation(
         "buffers.py", "        self.revoked.add(number)\n", "        pass\n"
     ),
-    "a block that is metadata again stays revoked": Mutation(
-        "buffers.py",
-        """        data = self.dirty[number] = bytearray(self.block_size)
-        self.revoked.discard(number)
-""",
-        """        data = self.dirty[number] = bytearray(self.block_size)
-""",
-    ),
     "a directory's blocks are not revoked": Mutation(
         "filedata.py", "if record.type == c.S_IFDIR:\n            for number", "if False:\n            for number"
     ),
@@ -77,19 +69,6 @@ MUTATIONS = {
     ),
     "no commit block": Mutation(_T, "        self._append([self._commit_block(body)])\n", ""),
     "the log is not said to be in use": Mutation(_T, "        self._activate()\n", "        self._active = True\n"),
-    "no flush behind the log's new beginning": Mutation(
-        _T,
-        f"""sequence=self.sequence)
-            {_FLUSH}
-            self._active = True""",
-        """sequence=self.sequence)
-            self._active = True""",
-    ),
-    "RECOVER is not flushed": Mutation(
-        "writable.py",
-        "        self._blocks.flush()\n        self.cache.replace_clean",
-        "        self.cache.replace_clean",
-    ),
     "RECOVER is not set": Mutation("writable.py", "        self._patch_super(in_use=True)\n", "        pass\n"),
     # -- ordered data
     "data is written after the commit": Mutation(

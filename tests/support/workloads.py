@@ -285,6 +285,8 @@ class Workload:
     options: str = ""
     size: int = 12
     requests: tuple[str, ...] = ()
+    journal: int = 0
+    """Blocks of the log that are used, so that it wraps after a few transactions; mke2fs makes none below 1,024."""
     sync: float = 0.05
     """How often an operation is followed by a sync that the script did not ask for."""
 
@@ -295,9 +297,10 @@ WORKLOADS = {
     "ext3-1k": Workload(mixed, "-t ext3 -b 1024 -J size=1"),
     "orphan_file": Workload(orphans, "-t ext4 -b 4096 -O orphan_file"),
     "csum-v2": Workload(mixed, "-t ext4 -b 2048", requests=("jo -c -v 2", "jc")),
-    "no-csum": Workload(directories, "-t ext4 -b 1024 -O ^metadata_csum"),
-    "tiny-journal": Workload(mixed, _TINY, sync=0.3),
-    "directories": Workload(directories, _TINY),
+    "no-csum": Workload(directories, "-t ext4 -b 1024 -O ^metadata_csum", journal=300),
+    "tiny-journal": Workload(mixed, _TINY, journal=200, sync=0.3),
+    "tiny-journal-ext3": Workload(mixed, "-t ext3 -b 1024 -J size=1", journal=200, sync=0.3),
+    "directories": Workload(directories, _TINY, journal=300),
     "large-directory": Workload(large_directory, _TINY),
     "large-directory-goes": Workload(large_directory_goes, _TINY, sync=0.01),
     "shared-attributes": Workload(shared_attributes, _TINY),
