@@ -586,13 +586,13 @@ def make(path: Path, options: str, size: int) -> None:
 
 def allowed(model: Model, op: Op) -> bool:
     """Leave out user attributes on what is neither file nor directory, and modes of symlinks."""
-    if op[0] not in ("setxattr", "chmod"):
+    if op[0] not in ("setxattr", "removexattr", "chmod"):
         return True
     try:
         kind = model.find(op[1]).kind
     except Failed:
         return True
-    return kind in ("file", "dir") if op[0] == "setxattr" else kind != "symlink"
+    return kind != "symlink" if op[0] == "chmod" else kind in ("file", "dir")
 
 
 def assert_tree(volume: Volume, model: Model) -> None:
