@@ -52,6 +52,8 @@ class DirState:
     """Block of the volume for each block of the directory."""
     room: dict[int, int] = field(default_factory=dict)
     """Upper bound of the largest gap of a block, where it is known (linear directories)."""
+    starts: dict[int, int] = field(default_factory=dict)
+    """Byte of the entry that was put into a block last: the next one probably has its place there."""
 
 
 @dataclass(slots=True)
@@ -160,6 +162,7 @@ class DirWriter:
             data[at : at + 4] = bytes(4)
         self._seal_leaf(data)
         self.state.room.pop(block, None)
+        self.state.starts.pop(block, None)
         del self.state.names[name]
 
     def _length(self, data: bytearray, at: int) -> int:
@@ -219,8 +222,16 @@ class DirWriter:
 
     def _insert(self, data: bytearray, block: int, name: bytes, ino: int, kind: int) -> bool:
         """Put a name into a leaf if it has room; note the largest gap seen otherwise."""
+        start = self.state.starts.pop(block, 0)
+        return self._insert_from(start, data, block, (name, ino, kind)) or (
+            start > 0 and self._insert_from(0, data, block, (name, ino, kind))
+        )
+
+    def _insert_from(self, start: int, data: bytearray, block: int, entry: tuple[bytes, int, int]) -> bool:
+        """Look for room from the entry at byte ``start`` on."""
+        name, ino, kind = entry
         need = entry_size(len(name))
-        widest = at = 0
+        widest, at = 0, start
         end, unpack = self.end, HEADER.unpack_from
         while at < end:  # the hot loop of large directories
             old, length, name_len, _ = unpack(data, at)
@@ -236,10 +247,12 @@ class DirWriter:
                     data[at + 4 : at + 6] = rec_len_to_disk(used, self.block_size).to_bytes(2, "little")
                 self._put(data, at + used, ino, gap, name, kind=kind)
                 self._seal_leaf(data)
+                self.state.starts[block] = at + used
                 return True
             widest = max(widest, gap)
             at += length
-        self.state.room[block] = widest
+        if not start:
+            self.state.room[block] = widest
         return False
 
     def _add_linear(self, name: bytes, ino: int, kind: int) -> int:
@@ -322,11 +335,13 @@ class DirWriter:
         self.record.fields.i_flags |= c.INDEX_FL
         self._set_index(root, 0, [(0, leaf)])
         self.state.room.clear()
+        self.state.starts.clear()
 
     def _pack(self, block: int, entries: list[tuple[bytes, int, int]]) -> None:
         """Fill a leaf with entries, without gaps, and remember that they are in it."""
         data = self.volume.cache.change(self.state.blocks[block])
         data[:] = bytes(self.block_size)
+        self.state.starts.pop(block, None)
         at, names = 0, self.state.names
         for i, (name, ino, kind) in enumerate(entries):
             length = self.end - at if i == len(entries) - 1 else entry_size(len(name))

@@ -191,6 +191,8 @@ class ExtentTree:
 
     def find(self, logical: int) -> Extent | None:
         """Return the extent that holds file block ``logical``, or None for a hole."""
+        if not self._root[2]:
+            return None
         leaf = self._path(logical)[-1]
         if leaf.index < 0:
             return None
@@ -199,6 +201,8 @@ class ExtentTree:
 
     def next_after(self, logical: int) -> int:
         """Return the first mapped file block behind ``logical``, which lies in a hole, or FILE_END."""
+        if not self._root[2]:
+            return FILE_END
         path = self._path(logical)
         for step in reversed(path):
             if step.index + 1 < _count(step.data):
@@ -207,6 +211,8 @@ class ExtentTree:
 
     def before(self, logical: int) -> Extent | None:
         """Return the last extent that begins before ``logical`` in the same leaf: a good neighbour."""
+        if not self._root[2]:
+            return None
         leaf = self._path(logical)[-1]
         return _get(leaf.data, leaf.index) if leaf.index >= 0 else None
 

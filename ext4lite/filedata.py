@@ -125,10 +125,11 @@ class DataVolume(WritableBase):
                 add(at, physical, count, found.unwritten)
                 at += count
                 continue
-            hole = min(fmap.next_after(at), end)
+            following = fmap.next_after(at)
+            hole = min(following, end)
             while at < hole:
                 # Only what grows at its end, and has grown before, is going to: most files are written once.
-                ahead = min(at, self._most_ahead) if hole == end and fmap.next_after(at) >= FILE_END else 0
+                ahead = min(at, self._most_ahead) if following >= FILE_END else 0
                 run = self.alloc.allocate_growing(record.ino, self._data_goal(record, at), hole - at, ahead)
                 self.add_blocks(record, run.count)
                 fmap.insert(Extent(at, run.start, run.count))

@@ -55,6 +55,8 @@ class WritableBase(Volume):
         self.clock = clock
         """Returns the time in nanoseconds since 1970."""
         self.journal: Journal | None = None
+        self._unstored: dict[int, InodeRecord] = {}
+        self._limit: tuple[Journal | None, int] = (None, _LONE_CHANGES)
         self.cache = BlockCache(self._read_newest, sb.block_size)
         self.alloc = self._allocator()
         self._verified: set[tuple[int, bool]] = set()
@@ -142,6 +144,13 @@ class WritableBase(Volume):
         self._commit()
         return self._attempt(operation)
 
+    def together(self, operations: Callable[[], T]) -> T:
+        """Do several operations as one: when ``operations`` raises, none of them was done; return what it returns.
+
+        They must fit one transaction: TransactionTooLarge.
+        """
+        return self._run(operations)
+
     def _attempt(self, operation: Callable[[], T]) -> T:
         if len(self._records) > 8192:
             self._records.clear()
@@ -153,7 +162,9 @@ class WritableBase(Volume):
         before = raw.s_last_orphan, raw.s_feature_ro_compat
         try:
             result = operation()
-            if self._size_of_transaction() > self._most_changes():
+            self._store_inodes()
+            size, most = self._size_of_transaction(), self._most_changes()
+            if size > most:
                 raise TransactionTooLarge("the operation changes too much at once", where=self.where)
         except BaseException:
             raw.s_last_orphan, raw.s_feature_ro_compat = before
@@ -162,7 +173,7 @@ class WritableBase(Volume):
         finally:
             self._in_operation = False
         self.cache.end()
-        if self._size_of_transaction() * 2 > self._most_changes():
+        if size * 2 > most:
             self._commit()
         return result
 
@@ -170,10 +181,13 @@ class WritableBase(Volume):
         return len(self.cache.dirty) + len(self.cache.revoked) + len(self.alloc.touched) + 1
 
     def _most_changes(self) -> int:
-        return _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        if self._limit[0] is not self.journal:
+            self._limit = self.journal, _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        return self._limit[1]
 
     def _rollback(self) -> None:
         changed = self._changed or self.cache.changed
+        self._unstored.clear()
         self.cache.rollback()
         self.alloc.rollback()
         if changed:
@@ -378,8 +392,19 @@ class WritableBase(Volume):
         return False
 
     def put_inode(self, record: InodeRecord) -> None:
-        """Store a changed record in its table."""
+        """Have a changed record stored in its table, at the end of the operation under way."""
         self._changed = True
+        self._unstored[record.ino] = record
+        if not self._in_operation:
+            self._store_inodes()
+
+    def _store_inodes(self) -> None:
+        """Store what :meth:`put_inode` was given, each once."""
+        for record in self._unstored.values():
+            self._store_inode(record)
+        self._unstored.clear()
+
+    def _store_inode(self, record: InodeRecord) -> None:
         group, index = divmod(record.ino - 1, self._per_group)
         block, offset = divmod(index * self._inode_size, self.block_size)
         record.raw = pack_record(record, self._seed)
@@ -403,7 +428,7 @@ class WritableBase(Volume):
         now = self.clock()
         self.set_times(record, atime=now, mtime=now, ctime=now)
         if extra >= _CRTIME_END:
-            fields.i_crtime, fields.i_crtime_extra = encode_time(now, wide=True)
+            fields.i_crtime, fields.i_crtime_extra = fields.i_mtime, fields.i_mtime_extra
         return record
 
     def set_times(
@@ -411,6 +436,12 @@ class WritableBase(Volume):
     ) -> None:
         """Set times in nanoseconds since 1970, clamped to what the inode can hold."""
         f, extra = record.fields, record.extra_isize
+        if mtime is not None and mtime == ctime and extra >= _ATIME_END:  # what most operations do
+            f.i_mtime, f.i_mtime_extra = f.i_ctime, f.i_ctime_extra = encode_time(mtime, wide=True)
+            if atime is not None:
+                same = atime == mtime
+                f.i_atime, f.i_atime_extra = (f.i_mtime, f.i_mtime_extra) if same else encode_time(atime, wide=True)
+            return
         if atime is not None:
             f.i_atime, f.i_atime_extra = encode_time(atime, wide=extra >= _ATIME_END)
         if mtime is not None:

@@ -98,7 +98,7 @@ def test_punching_and_filling_does_not_grow_a_tree(tmp_path: Path, options: str)
                 v.pwrite(ino, i * block, b"y" * block)
             v.truncate(ino, 2390 * block)
             v.pwrite(ino, 2390 * block, b"z" * (10 * block))
-        assert max(sizes) <= sizes[0] + 2
+        assert max(sizes) <= sizes[0] * 1.3 + 2
         v.punch(ino, 10 * block, 2380 * block)
         assert tree_blocks(v, ino) <= max(2, before)
         v.punch(ino, 0, 2400 * block)
