@@ -406,14 +406,22 @@ def move(
         own = v.map(record)[0]
         if not any(low < run.physical + run.count and run.physical < high for run in own for low, high in away):
             return True
-        if isinstance(v.file_map(record), BlockMap) or len(own) > ROOT_MAX - 1 or HEADER.unpack_from(record.raw, 40)[3]:
+        if isinstance(v.file_map(record), BlockMap):
             return False
-        v.alloc.confine(away)
-        try:
-            v.step(lambda: _take_place(v, record, own, length))
-        except VolumeFull:
+        shorter = sum(run.count for run in own[: ROOT_MAX // 2])
+        if len(own) <= ROOT_MAX // 2:
+            v.alloc.confine(away)
+            try:
+                v.step(lambda: _take_place(v, record, own, length))
+            except VolumeFull:
+                return False
+            v.close()
+            shorter = 0
+    if shorter:  # with more pieces the new ones would not fit into the inode beside the old ones
+        if shorter < MIN_JOURNAL_BLOCKS:
             return False
-        v.close()
+        change_length(fd, path, shorter, device=device)
+        return move(fd, path, away, device=device)
     _swap(fd, path, length, device)
     with _session(fd, path, device) as v:
         _cut_tail(v, length)
@@ -428,14 +436,24 @@ def _take_place(volume: LayoutVolume, record: InodeRecord, own: list[Extent], bl
     _note(volume, record, blocks)
 
 
+def _split(runs: list[Extent], blocks: int) -> tuple[list[Extent], list[Extent]]:
+    """Return what of a file lies from its block ``blocks`` on, and what before it."""
+    behind, before = [], []
+    for run in runs:
+        cut = min(max(blocks - run.logical, 0), run.count)
+        if cut:
+            before.append(Extent(run.logical, run.physical, cut))
+        if cut < run.count:
+            behind.append(Extent(run.logical + cut, run.physical + cut, run.count - cut))
+    return behind, before
+
+
 def _swap(fd: int, path: StrPath, blocks: int, device: Device | None) -> None:
     """Have the journal's inode name the blocks behind its first ``blocks`` ones first: one write of its record."""
     with contextlib.closing(_open(fd, path, device, journaled=False)) as v:
         ino = v.super.raw.s_journal_inum
         record = v.inode(ino)
-        runs = v.map(record)[0]
-        new = [run for run in runs if run.logical >= blocks]
-        old = [run for run in runs if run.logical < blocks]
+        new, old = _split(v.map(record)[0], blocks)
         entries, at = [], 0
         for run in (*new, *old):
             entries.append(ENTRY.pack(at, run.count, run.physical >> 32, run.physical & 0xFFFFFFFF))

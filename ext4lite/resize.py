@@ -229,8 +229,9 @@ class _Resize:
             with contextlib.suppress(JournalInTheWay):
                 work(old, new)
                 return
-            self._move_journal(old, new)
+            length = self._move_journal(old, new)
             work(old, new)
+            self._restore_journal(length)
         except BaseException:
             if new.blocks > old.blocks and self.is_file:
                 with contextlib.suppress(HostError):
@@ -238,12 +239,21 @@ class _Resize:
                         self._set_file_size(old.size)
             raise
 
-    def _move_journal(self, old: Shape, new: Shape) -> None:
-        """Move the journal, which may get shorter by that, out of the way. JournalInTheWay."""
+    def _restore_journal(self, blocks: int) -> None:
+        """Make the journal as long as it was, if there is room."""
+        with contextlib.suppress(VolumeFull):
+            journal.change_length(self.fd, self.path, blocks, device=self.device)
+        self._hold()
+
+    def _move_journal(self, old: Shape, new: Shape) -> int:
+        """Move the journal, which may get shorter by that, out of the way; return its length. JournalInTheWay."""
         away = wanted_for_descriptors(old, new) if new.blocks > old.blocks else [(new.blocks, old.blocks)]
+        with contextlib.closing(self._open()) as volume:
+            length = volume.journal.log.maxlen if volume.journal is not None else 0
         if not journal.move(self.fd, self.path, away, device=self.device):
             raise JournalInTheWay("the journal is in the way", where=self.where)
         self._hold()
+        return length
 
     def _hold(self) -> None:
         """Write the lock's record again: closing the volume has taken it away."""

@@ -187,7 +187,8 @@ class LayoutVolume(WritableVolume):
         self._in_operation = True
 
     def store_all(self) -> None:
-        """Put descriptors and superblock, too, into the cache's dirty blocks."""
+        """Put inodes, descriptors and superblock, too, into the cache's dirty blocks."""
+        self._store_inodes()
         self.alloc.store()
         self._store_super()
 
@@ -198,6 +199,7 @@ class LayoutVolume(WritableVolume):
 
     def commit_at_once(self) -> None:
         """Commit what was done since :meth:`begin_at_once` and bring it in place. TransactionTooLarge."""
+        self._store_inodes()
         self._in_operation = False
         self.super_changed()
         self._commit()
@@ -210,6 +212,7 @@ class LayoutVolume(WritableVolume):
         """Forget what no transaction has committed; what was is brought in place, and the volume left clean."""
         self._in_operation = False
         self._super_changed = False
+        self._unstored.clear()
         for number in [*self.cache.dirty, c.SUPERBLOCK_OFFSET // self.block_size]:
             self.cache.dirty.pop(number, None)
             self.cache.drop(number)
