@@ -119,7 +119,7 @@ def create(path: StrPath, size: int | None = None, *, command: str = "", device:
         sb = _ready(fd, path)
         if sb.compat & c.COMPAT_HAS_JOURNAL:
             raise Unsupported("the volume has a journal already", where=sb.where, hint="--resize changes its size")
-        if _Removal.unfinished(fd, sb):
+        if unfinished(fd, sb):
             _Removal(fd, path, device).run()
         _Creation(fd, path, device).run(_blocks_of(sb, size))
     return show(path)
@@ -138,7 +138,7 @@ def remove(path: StrPath, *, command: str = "", device: Device | None = None) ->
     """Take a volume's journal away. One that was killed at it goes on. Errors as of :func:`create`."""
     with _locked(path, command) as fd:
         sb = read_super(fd, os.fspath(path), torn=True)
-        if not _Removal.unfinished(fd, sb):
+        if not unfinished(fd, sb):
             sb = _ready(fd, path)
             _require_journal(sb)
         _Removal(fd, path, device).run()
@@ -168,7 +168,7 @@ def _ready(fd: int, path: StrPath) -> Super:
 
         recover_locked(fd, where)
         sb = read_super(fd, where)
-    if not _Removal.unfinished(fd, sb):
+    if not unfinished(fd, sb):
         sb.require_clean()
     return sb
 
@@ -241,6 +241,18 @@ def _extend(volume: LayoutVolume, record: InodeRecord, blocks: int) -> list[Exte
     return out
 
 
+def _own_nodes(volume: LayoutVolume, record: InodeRecord) -> list[int]:
+    """Return the blocks of an inode's tree or block map."""
+    out: list[int] = []
+
+    def meet(number: int) -> bool:
+        out.append(number)
+        return False
+
+    volume.file_map(record).move_nodes(meet)
+    return out
+
+
 def _clear(volume: LayoutVolume, start: int, count: int) -> None:
     """Turn blocks that nothing refers to into zeros, lest an old log in them is ever taken for a new one."""
     v, size = volume, volume.block_size
@@ -298,6 +310,8 @@ class _Creation:
         raw.s_journal_inum, raw.s_journal_dev, raw.s_journal_uuid = c.JOURNAL_INO, 0, bytes(16)
         _note(v, record, blocks)
         v.store_all()
+        for number in _own_nodes(v, record):  # the log is found through them
+            v.write_raw(number, bytes(v.cache.get(number)))
         first = pieces[0].physical
         v.write_raw(first, _empty_log(v.super, blocks))
         return Log.open(v._blocks, pieces, v._at("the new journal"))
@@ -479,19 +493,19 @@ def _swap(fd: int, path: StrPath, blocks: int, device: Device | None) -> None:
 # -- removing ---------------------------------------------------------------------------------------------------------
 
 
+def unfinished(fd: int, sb: Super) -> bool:
+    """Tell whether somebody was killed while removing the journal of the volume at ``fd``."""
+    if sb.compat & c.COMPAT_HAS_JOURNAL or sb.needs_recovery:
+        return False
+    record = Volume(fd, sb, sb.where).inode(c.JOURNAL_INO)
+    return record.type == c.S_IFREG and record.fields.i_links_count > 0
+
+
 class _Removal:
     """Removing a journal; see the module's text."""
 
     def __init__(self, fd: int, path: StrPath, device: Device | None) -> None:
         self.fd, self.path, self.device = fd, path, device
-
-    @staticmethod
-    def unfinished(fd: int, sb: Super) -> bool:
-        """Tell whether somebody was killed while removing the journal."""
-        if sb.compat & c.COMPAT_HAS_JOURNAL or sb.needs_recovery:
-            return False
-        record = Volume(fd, sb, sb.where).inode(c.JOURNAL_INO)
-        return record.type == c.S_IFREG and record.fields.i_links_count > 0
 
     def run(self) -> None:
         """Remove it, or go on."""
@@ -534,14 +548,7 @@ class _Removal:
         record = v.inode(ino)
         runs = v.map(record)[0]
         shape = shape_of(v.super)
-        inner: list[int] = []
-
-        def meet(number: int) -> bool:
-            inner.append(number)
-            return False
-
-        v.file_map(record).move_nodes(meet)
-        pieces = [(run.physical, run.count) for run in runs] + [(number, 1) for number in inner]
+        pieces = [(run.physical, run.count) for run in runs] + [(number, 1) for number in _own_nodes(v, record)]
         for start, count in pieces:
             at, end = start, start + count
             while at < end:

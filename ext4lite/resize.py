@@ -235,7 +235,8 @@ class _Resize:
         except BaseException:
             if new.blocks > old.blocks and self.is_file:
                 with contextlib.suppress(HostError):
-                    if read_super(self.fd, self.where).blocks == old.blocks:
+                    found = read_super(self.fd, self.where, torn=True)
+                    if found.blocks == old.blocks and not found.needs_recovery:  # else the log may know of more
                         self._set_file_size(old.size)
             raise
 

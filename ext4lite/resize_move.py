@@ -15,9 +15,10 @@ from ext4lite import bitmap, indirect
 from ext4lite.alloc import Group
 from ext4lite.block_map import BlockMap
 from ext4lite.checksum import crc32c, inode_seed, xattr_block_checksum
-from ext4lite.errors import CorruptImage, Ext4LiteError, Unsupported
+from ext4lite.errors import CorruptImage, Ext4LiteError, Unsupported, VolumeFull
 from ext4lite.extents import HEADER, Extent
 from ext4lite.inode import InodeRecord
+from ext4lite.jbd2.transaction import TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import XattrHeader
 from ext4lite.resize_plan import Shape
@@ -154,6 +155,8 @@ class Mover:
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def _group_metadata(self, group: Group) -> None:
+        if not self.shape.movable:
+            self._make_window(group)
         before = [getattr(group, name) for name in _PARTS]
 
         def move() -> None:
@@ -167,6 +170,36 @@ class Mover:
             for name, number in zip(_PARTS, before, strict=True):
                 _place(group, name, number)
             raise
+
+    def _make_window(self, group: Group) -> None:
+        """Have room in a group for those of its bitmaps and table that must move, which may not leave it (no flex_bg).
+
+        VolumeFull; TransactionTooLarge when blocks would be used again that the running transaction frees.
+        """
+        v, alloc = self.v, self.v.alloc
+        need = sum(count for start, count in self._parts(group) if next(self.pieces(start, count), None))
+        if alloc.has_room_in(group.number, need):
+            return
+        if v.journal is not None and v.in_operation:
+            raise TransactionTooLarge("a group's metadata needs a place where files are", where=v.where)
+        low, end = self.shape.start(group.number) + self.shape.base(group.number), self.shape.end(group.number)
+        taken = sorted([*self.ranges, *((start, start + count) for start, count in self._parts(group))])
+        for start, stop in [*taken, (end, end)]:
+            if start - low >= need:
+                break
+            low = max(low, stop)
+        if low + need > end:
+            raise VolumeFull(f"group {group.number} is too short for its metadata", where=v.where)
+        ranges = sorted([*self.ranges, (low, low + need)])
+        alloc.confine(ranges)
+        other = Mover(v, self.shape, ranges, self._progress)
+        other._resize_inode()
+        for record in other._owners():
+            other._inode(record)
+        self.blocks += other.blocks
+        if not v.in_operation:
+            v.write_through()
+        alloc.confine(self.ranges)
 
     def _part(self, group: Group, name: str, start: int, count: int) -> None:
         """Move a bitmap or the inode table of a group."""

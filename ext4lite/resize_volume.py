@@ -71,6 +71,10 @@ class Confined(Allocator):
         self._mark(start, count, used=True)
         return start
 
+    def has_room_in(self, number: int, count: int) -> bool:
+        """Tell whether a group has ``count`` free blocks in one piece."""
+        return self._search_in(self.groups[number], count) >= 0
+
     def _search_in(self, group: Group, count: int) -> int:
         busy, end = self._busy(group), self._blocks_in(group.number)
         at = bitmap.next_clear(busy, 0, end)
@@ -109,6 +113,7 @@ class Confined(Allocator):
         self._touch(group)
         group.free += change
         self.free_blocks += change
+        self._check_counts(group)
 
     def keep_groups(self, count: int) -> None:
         """Forget all groups but the first ``count``; what is free there is free no more."""
@@ -167,6 +172,11 @@ class LayoutVolume(WritableVolume):
 
     def _most_changes(self) -> int:
         return _UNLIMITED if self.journal is None else super()._most_changes()
+
+    @property
+    def in_operation(self) -> bool:
+        """Whether what is done now belongs to one transaction."""
+        return self._in_operation
 
     def begin_at_once(self) -> None:
         """From here on everything belongs to one transaction, which :meth:`commit_at_once` commits.
