@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -28,6 +29,7 @@ from ext4lite.super import Super, read_super
 
 _FLOCK = Struct("@hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_MOST_REPLACEMENTS = 100
 StrPath = str | os.PathLike[str]
 
 
@@ -119,13 +121,43 @@ def unlock(fd: int, path: StrPath) -> None:
 
 
 def _lock(fd: int, path: StrPath, kind: int) -> None:
+    """Lock the file at ``path``, open at ``fd``.
+
+    Compacting and cloning put a new file in the place of the old one. Who opened the old one before that and locks it
+    afterwards would have a file without a name, and lose all that he writes. So what has the name is compared once the
+    lock is held (it is only ever replaced by who holds the lock of the old one), and opened anew at the same descriptor
+    where it is another file.
+    """
+    for _ in range(_MOST_REPLACEMENTS):
+        try:
+            _set_lock(fd, kind)
+        except OSError as e:
+            if e.errno in _BUSY:
+                who = holder(path, fd)
+                raise VolumeBusy(f"the volume is in use{f' by {who}' if who else ''}", where=os.fspath(path)) from e
+            raise HostError.from_os(e, os.fspath(path)) from e
+        if _is_named(fd, path):
+            return
+        _reopen(fd, path)
+    raise VolumeBusy("the volume is being replaced again and again", where=os.fspath(path))
+
+
+def _is_named(fd: int, path: StrPath) -> bool:
+    """Tell whether ``path`` names the file open at ``fd``. HostError when it names nothing."""
     try:
-        _set_lock(fd, kind)
+        return os.path.samestat(os.fstat(fd), os.stat(path))  # noqa: PTH116 (it is on the way of every clone)
     except OSError as e:
-        if e.errno in _BUSY:
-            who = holder(path, fd)
-            raise VolumeBusy(f"the volume is in use{f' by {who}' if who else ''}", where=os.fspath(path)) from e
         raise HostError.from_os(e, os.fspath(path)) from e
+
+
+def _reopen(fd: int, path: StrPath) -> None:
+    """Open what has the name now at the same descriptor; the lock on what was open there ends."""
+    writes = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    new = open_image(path, write=writes)
+    try:
+        os.dup2(new, fd, inheritable=False)
+    finally:
+        os.close(new)
 
 
 def _write_record(path: Path, command: str) -> None:
@@ -233,6 +265,26 @@ def target_path(path: StrPath) -> Path:
         if found.is_symlink():
             raise HostError("too many levels of symbolic links", where=where)
     return found
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[None]:
+    """Hold the lock of the file at ``path``, if there is one, while the block puts another in its place.
+
+    So nobody can come to the old file meanwhile and go on with it when it has no name any more. VolumeBusy, HostError.
+    """
+    if not path.exists():
+        yield
+        return
+    fd = open_image(path, write=True)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise HostError("is not a regular file", where=str(path))
+        _lock(fd, path, fcntl.F_WRLCK)
+        _refuse_mounted(fd, path, writing=True)
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_target(path: Path, *, force: bool) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _U16X2 = Struct("<HH")
 _U32 = Struct("<I")
 _U32X2 = Struct("<II")
+_BLOCKS_AHEAD = 16
 _DX_TAIL = 8
 _INFO_AT = 24
 _BLOCK_MASK = 0x0FFFFFFF
@@ -51,6 +52,8 @@ class DirState:
     """Block of the volume for each block of the directory."""
     room: dict[int, int] = field(default_factory=dict)
     """Upper bound of the largest gap of a block, where it is known (linear directories)."""
+    starts: dict[int, int] = field(default_factory=dict)
+    """Byte of the entry that was put into a block last: the next one probably has its place there."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class DirWriter:
         """Add a block of zeros at the end; return its number in the directory. VolumeFull."""
         v, blocks = self.volume, self.state.blocks
         goal = blocks[-1] + 1 if blocks else v.goal_of(self.record)
-        run = v.alloc.allocate(goal, 1)
+        run = v.alloc.allocate_growing(self.record.ino, goal, 1, min(len(blocks), _BLOCKS_AHEAD))
         v.file_map(self.record).insert(Extent(len(blocks), run.start, 1))
         v.add_blocks(self.record, 1)
         v.cache.create(run.start)
@@ -159,6 +162,7 @@ class DirWriter:
             data[at : at + 4] = bytes(4)
         self._seal_leaf(data)
         self.state.room.pop(block, None)
+        self.state.starts.pop(block, None)
         del self.state.names[name]
 
     def _length(self, data: bytearray, at: int) -> int:
@@ -203,12 +207,31 @@ class DirWriter:
             self._seal_leaf(data)
         self.state.parent = ino
 
+    def set_self(self) -> None:
+        """Let ``.`` name the directory's inode, whose number has changed."""
+        data = self._change(0)
+        if HEADER.unpack_from(data, 0)[1] != 12 or data[8:10] != b".\0":
+            raise CorruptImage('has no "." where it belongs', where=self.where)
+        _U32.pack_into(data, 0, self.record.ino)
+        if self.indexed:
+            self._seal_index(data, 0)
+        else:
+            self._seal_leaf(data)
+
     # -- linear -----------------------------------------------------------------------------------------------------
 
     def _insert(self, data: bytearray, block: int, name: bytes, ino: int, kind: int) -> bool:
         """Put a name into a leaf if it has room; note the largest gap seen otherwise."""
+        start = self.state.starts.pop(block, 0)
+        return self._insert_from(start, data, block, (name, ino, kind)) or (
+            start > 0 and self._insert_from(0, data, block, (name, ino, kind))
+        )
+
+    def _insert_from(self, start: int, data: bytearray, block: int, entry: tuple[bytes, int, int]) -> bool:
+        """Look for room from the entry at byte ``start`` on."""
+        name, ino, kind = entry
         need = entry_size(len(name))
-        widest = at = 0
+        widest, at = 0, start
         end, unpack = self.end, HEADER.unpack_from
         while at < end:  # the hot loop of large directories
             old, length, name_len, _ = unpack(data, at)
@@ -224,10 +247,12 @@ class DirWriter:
                     data[at + 4 : at + 6] = rec_len_to_disk(used, self.block_size).to_bytes(2, "little")
                 self._put(data, at + used, ino, gap, name, kind=kind)
                 self._seal_leaf(data)
+                self.state.starts[block] = at + used
                 return True
             widest = max(widest, gap)
             at += length
-        self.state.room[block] = widest
+        if not start:
+            self.state.room[block] = widest
         return False
 
     def _add_linear(self, name: bytes, ino: int, kind: int) -> int:
@@ -310,11 +335,13 @@ class DirWriter:
         self.record.fields.i_flags |= c.INDEX_FL
         self._set_index(root, 0, [(0, leaf)])
         self.state.room.clear()
+        self.state.starts.clear()
 
     def _pack(self, block: int, entries: list[tuple[bytes, int, int]]) -> None:
         """Fill a leaf with entries, without gaps, and remember that they are in it."""
         data = self.volume.cache.change(self.state.blocks[block])
         data[:] = bytes(self.block_size)
+        self.state.starts.pop(block, None)
         at, names = 0, self.state.names
         for i, (name, ino, kind) in enumerate(entries):
             length = self.end - at if i == len(entries) - 1 else entry_size(len(name))

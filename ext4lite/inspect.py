@@ -194,8 +194,14 @@ def _files(volume: Volume) -> tuple[Usage, Fragmentation]:
     worst: list[tuple[int, int]] = []
     content = data = 0
     block_size = volume.block_size
+    raw = volume.super.raw
+    hidden = {raw.s_usr_quota_inum, raw.s_grp_quota_inum, raw.s_prj_quota_inum}
+    if volume.super.compat & c.COMPAT_ORPHAN_FILE:
+        hidden.add(raw.s_orphan_file_inum)
     for record in volume.used_inodes():
         if record.ino < c.FIRST_INO and record.ino != c.ROOT_INO:
+            continue
+        if record.ino in hidden or record.fields.i_flags & c.EA_INODE_FL:
             continue
         kind = KIND_OF_TYPE[record.type]
         kinds[kind] += 1

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ext4lite import paths
-from ext4lite.errors import HostError, Invalid, IsADirectory, NotADirectory, NotFound, Unsupported
+from ext4lite.errors import CorruptImage, HostError, Invalid, IsADirectory, NotADirectory, NotFound, Unsupported
 from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.volume import Volume
+from ext4lite.walking import bottom_up
 
 if TYPE_CHECKING:
     from ext4lite.writer import NodeKind, WritableVolume
 
+_NOBODY = 0xFFFFFFFF  # no owner at all, for the system calls
 _CHUNK = 4 << 20
 NODES: dict[int, NodeKind] = {
     stat.S_IFCHR: "char",
@@ -228,22 +230,47 @@ class CopyOut:
                 raise Invalid("needs a name to copy to", where=source)
             base = os.fsencode(target)
             try:
-                self._one(ino, os.path.join(base, name) if into and name else base)  # noqa: PTH118
+                self._tree(ino, os.path.join(base, name) if into and name else base)  # noqa: PTH118
             except OSError as e:
                 raise HostError.from_os(e, target) from e
         return self.done
+
+    def _tree(self, ino: int, target: bytes) -> None:
+        """Copy an inode and all below it; a directory's attributes come after its content."""
+        v = self._volume
+        seen: set[int] = set()
+        pending = [(ino, target, False)]
+        while pending:
+            ino, target, filled = pending.pop()
+            if v.inode(ino).type != c.S_IFDIR or filled:
+                self._one(ino, target)
+                continue
+            where = f"{v.where}: inode {ino}"
+            if not self._recursive:
+                raise IsADirectory("is a directory", where=where, hint="-r copies directories")
+            if ino in seen:
+                raise CorruptImage(f"has a second name, {target!r}", where=where)
+            seen.add(ino)
+            if self._encrypted(ino, target):
+                continue
+            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
+                os.mkdir(target, 0o700)  # noqa: PTH102
+            pending.append((ino, target, True))
+            pending += [(child, target + b"/" + name, False) for name, child, _ in reversed(v.iterdir(ino))]
+
+    def _encrypted(self, ino: int, target: bytes) -> bool:
+        if not self._volume.inode(ino).fields.i_flags & c.ENCRYPT_FL:
+            return False
+        self.done.skipped.append((os.fsdecode(target), "is encrypted"))
+        return True
 
     def _one(self, ino: int, target: bytes) -> None:
         v, done = self._volume, self.done
         s = v.stat(ino)
         if s.kind == "dir":
-            if not self._recursive:
-                raise IsADirectory("is a directory", where=f"{v.where}: inode {ino}", hint="-r copies directories")
-            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
-                os.mkdir(target, 0o700)  # noqa: PTH102
-            for name, child, _ in v.iterdir(ino):
-                self._one(child, target + b"/" + name)
             done.directories += 1
+        elif s.kind in ("file", "symlink") and self._encrypted(ino, target):
+            return
         elif ino in self._seen:
             self._clear(target)
             os.link(self._seen[ino], target, follow_symlinks=False)
@@ -276,7 +303,8 @@ class CopyOut:
     def _attributes(self, ino: int, target: bytes, uid: int, gid: int) -> None:
         if not self._archive:
             return
-        os.chown(target, uid, gid, follow_symlinks=False)
+        ids = [-1 if n == _NOBODY else n for n in (uid, gid)]
+        os.chown(target, ids[0], ids[1], follow_symlinks=False)
         for name, value in self._volume.xattrs(ino).items():
             try:
                 os.setxattr(target, name, value, follow_symlinks=False)
@@ -292,17 +320,8 @@ class CopyOut:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, size)
-            v = self._volume
-            if v.inode(ino).fields.i_flags & c.INLINE_DATA_FL:
-                self._write(fd, v.read(ino, 0, size), 0)
-                return
-            for run in v.extents(ino):
-                at = run.logical * v.block_size
-                end = min(size, at + run.count * v.block_size)
-                while at < end and not run.unwritten:
-                    data = v.read(ino, at, min(_CHUNK, end - at))
-                    self._write(fd, data, at)
-                    at += len(data)
+            for at, data in self._volume.pieces(ino):
+                self._write(fd, data, at)
         finally:
             os.close(fd)
 
@@ -331,14 +350,15 @@ def remove(volume: WritableVolume, path: str | bytes, *, recursive: bool = False
     if ino == c.ROOT_INO:
         raise Invalid("the root cannot be removed", where=volume.where)
     base = os.fsencode(path).rstrip(b"/")
-    below = list(volume.walk(ino, base))
-    for name, child in reversed(below):
-        if volume.inode(child).type == c.S_IFDIR:
+    count = 1
+    for name, _, is_directory in bottom_up(volume, ino, base):
+        if is_directory:
             volume.rmdir(name)
         else:
             volume.unlink(name)
+        count += 1
     volume.rmdir(base)
-    return len(below) + 1
+    return count
 
 
 def make_parents(volume: WritableVolume, path: str | bytes, *, mode: int = 0o755) -> list[bytes]:

@@ -19,7 +19,16 @@ from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import remove_record
 from ext4lite.buffers import BlockCache
 from ext4lite.checksum import crc32c, superblock_checksum
-from ext4lite.errors import CorruptImage, Ext4LiteError, FileTooLarge, HostError, NotFound, NotPermitted, VolumeFull
+from ext4lite.errors import (
+    CorruptImage,
+    Ext4LiteError,
+    FileTooLarge,
+    HostError,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+    VolumeFull,
+)
 from ext4lite.extent_tree import ExtentTree
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, encode_time, pack_record
 from ext4lite.jbd2.log import Blocks, write_back
@@ -41,19 +50,28 @@ class WritableBase(Volume):
         self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
         super().__init__(fd, sb, where)
+        self._window = sb.block_size  # of metadata, whole blocks are kept
         self._blocks = blocks
         self.clock = clock
         """Returns the time in nanoseconds since 1970."""
         self.journal: Journal | None = None
+        self._unstored: dict[int, InodeRecord] = {}
+        self._limit: tuple[Journal | None, int] = (None, _LONE_CHANGES)
         self.cache = BlockCache(self._read_newest, sb.block_size)
-        self.alloc = Allocator(self)
+        self.alloc = self._allocator()
         self._verified: set[tuple[int, bool]] = set()
         self._maps: dict[int, ExtentTree | BlockMap] = {}
+        self.flags_bind = True
+        """Whether the flags immutable and append-only forbid what they forbid root; a caller may turn it off."""
         self._in_operation = False
         self._changed = False
         self._in_use = False
         self._broken = False
         self._super_changed = False
+
+    def _allocator(self) -> Allocator:
+        """Return what hands out blocks and inodes; a subclass may have another one."""
+        return Allocator(self)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
@@ -62,6 +80,8 @@ class WritableBase(Volume):
         if not self.super.compat & c.COMPAT_HAS_JOURNAL:
             return
         ino = self.super.raw.s_journal_inum
+        if not ino:
+            raise Unsupported("the volume's journal is on another device", where=self.where, hint="open it read-only")
         record = self.inode(ino)
         self.journal = Journal.open(self._blocks, self.map(record)[0], self._at(f"journal in inode {ino}"))
 
@@ -124,6 +144,13 @@ class WritableBase(Volume):
         self._commit()
         return self._attempt(operation)
 
+    def together(self, operations: Callable[[], T]) -> T:
+        """Do several operations as one: when ``operations`` raises, none of them was done; return what it returns.
+
+        They must fit one transaction: TransactionTooLarge.
+        """
+        return self._run(operations)
+
     def _attempt(self, operation: Callable[[], T]) -> T:
         if len(self._records) > 8192:
             self._records.clear()
@@ -135,7 +162,9 @@ class WritableBase(Volume):
         before = raw.s_last_orphan, raw.s_feature_ro_compat
         try:
             result = operation()
-            if self._size_of_transaction() > self._most_changes():
+            self._store_inodes()
+            size, most = self._size_of_transaction(), self._most_changes()
+            if size > most:
                 raise TransactionTooLarge("the operation changes too much at once", where=self.where)
         except BaseException:
             raw.s_last_orphan, raw.s_feature_ro_compat = before
@@ -144,7 +173,7 @@ class WritableBase(Volume):
         finally:
             self._in_operation = False
         self.cache.end()
-        if self._size_of_transaction() * 2 > self._most_changes():
+        if size * 2 > most:
             self._commit()
         return result
 
@@ -152,10 +181,13 @@ class WritableBase(Volume):
         return len(self.cache.dirty) + len(self.cache.revoked) + len(self.alloc.touched) + 1
 
     def _most_changes(self) -> int:
-        return _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        if self._limit[0] is not self.journal:
+            self._limit = self.journal, _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        return self._limit[1]
 
     def _rollback(self) -> None:
         changed = self._changed or self.cache.changed
+        self._unstored.clear()
         self.cache.rollback()
         self.alloc.rollback()
         if changed:
@@ -349,13 +381,30 @@ class WritableBase(Volume):
             raise NotFound("is not in use", where=self._at(f"inode {ino}"))
         return record
 
+    def require_no_flags(self, record: InodeRecord, flags: int) -> None:
+        """Raise NotPermitted if an inode has one of the flags (immutable, append-only) and they bind."""
+        if self.flags_bind and (found := record.fields.i_flags & flags):
+            name = "immutable" if found & c.IMMUTABLE_FL else "append-only"
+            raise NotPermitted(f"is {name} (a flag that chattr sets)", where=self._at(f"inode {record.ino}"))
+
     def _is_open(self, ino: int) -> bool:
         """Whether somebody has a file open; a subclass knows."""
         return False
 
     def put_inode(self, record: InodeRecord) -> None:
-        """Store a changed record in its table."""
+        """Have a changed record stored in its table, at the end of the operation under way."""
         self._changed = True
+        self._unstored[record.ino] = record
+        if not self._in_operation:
+            self._store_inodes()
+
+    def _store_inodes(self) -> None:
+        """Store what :meth:`put_inode` was given, each once."""
+        for record in self._unstored.values():
+            self._store_inode(record)
+        self._unstored.clear()
+
+    def _store_inode(self, record: InodeRecord) -> None:
         group, index = divmod(record.ino - 1, self._per_group)
         block, offset = divmod(index * self._inode_size, self.block_size)
         record.raw = pack_record(record, self._seed)
@@ -379,7 +428,7 @@ class WritableBase(Volume):
         now = self.clock()
         self.set_times(record, atime=now, mtime=now, ctime=now)
         if extra >= _CRTIME_END:
-            fields.i_crtime, fields.i_crtime_extra = encode_time(now, wide=True)
+            fields.i_crtime, fields.i_crtime_extra = fields.i_mtime, fields.i_mtime_extra
         return record
 
     def set_times(
@@ -387,6 +436,12 @@ class WritableBase(Volume):
     ) -> None:
         """Set times in nanoseconds since 1970, clamped to what the inode can hold."""
         f, extra = record.fields, record.extra_isize
+        if mtime is not None and mtime == ctime and extra >= _ATIME_END:  # what most operations do
+            f.i_mtime, f.i_mtime_extra = f.i_ctime, f.i_ctime_extra = encode_time(mtime, wide=True)
+            if atime is not None:
+                same = atime == mtime
+                f.i_atime, f.i_atime_extra = (f.i_mtime, f.i_mtime_extra) if same else encode_time(atime, wide=True)
+            return
         if atime is not None:
             f.i_atime, f.i_atime_extra = encode_time(atime, wide=extra >= _ATIME_END)
         if mtime is not None:

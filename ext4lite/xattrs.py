@@ -225,6 +225,8 @@ def parse_area(data: bytes, start: int, base: int, where: str) -> list[tuple[int
         if at > end:
             raise CorruptImage("extended attribute name runs past its area", where=where)
         name = data[name_at : name_at + name_len]
+        if b"\0" in name:
+            raise CorruptImage(f"extended attribute has the name {name!r}", where=where)
         if inum:
             out.append((index, name, b"", inum, size))
             continue

@@ -16,7 +16,15 @@ from typing import Literal
 
 from ext4lite import xattrs
 from ext4lite.checksum import crc32c, xattr_block_checksum
-from ext4lite.errors import CorruptImage, Exists, Invalid, NoAttribute, NoRoomForAttribute, NotPermitted, Unsupported
+from ext4lite.errors import (
+    CorruptImage,
+    Exists,
+    NoAttribute,
+    NoRoomForAttribute,
+    NotPermitted,
+    Unsupported,
+    ValueTooLong,
+)
 from ext4lite.extent_tree import FILE_END
 from ext4lite.filedata import DataVolume
 from ext4lite.inode import InodeRecord
@@ -30,6 +38,8 @@ _MAX_VALUE = 65536
 _REMEMBERED = 4096
 _LONGEST_NAME_INSIDE = 20  # an entry with a name of three bytes: the kernel's measure of a value too large for a block
 _M = 0xFFFFFFFF
+_MAGIC = c.XATTR_MAGIC.to_bytes(4, "little")
+_CAPABILITY = xattrs.split_name(b"security.capability")
 
 
 class _Twins:
@@ -91,11 +101,12 @@ class XattrVolume(DataVolume):
         VolumeFull; Unsupported for a prefix that ext4 has no place for.
         """
         if len(value) > _MAX_VALUE:
-            raise Invalid(f"a value of {len(value)} bytes is too long")
+            raise ValueTooLong(f"a value of {len(value)} bytes is too long", where=self._at(f"inode {ino}"))
         (entry,) = xattrs.to_entries({name: value})
 
         def change() -> None:
             record = self.changeable(ino)
+            self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
             if name.startswith(b"user.") and record.type not in (c.S_IFREG, c.S_IFDIR):
                 raise NotPermitted("only files and directories have user attributes", where=self._at(f"inode {ino}"))
             entries = self._entries_of(record)
@@ -114,6 +125,7 @@ class XattrVolume(DataVolume):
 
         def change() -> None:
             record = self.changeable(ino)
+            self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
             entries = self._entries_of(record)
             rest = [e for e in entries if e[:2] != key]
             if len(rest) == len(entries):
@@ -123,6 +135,22 @@ class XattrVolume(DataVolume):
         self._run(change)
 
     # -- reading as stored ------------------------------------------------------------------------------------------
+
+    def _may_have_xattrs(self, record: InodeRecord) -> bool:
+        """Tell cheaply whether an inode may have attributes at all."""
+        at = 128 + record.extra_isize
+        return bool(record.file_acl) or record.raw[at : at + 4] == _MAGIC
+
+    def _content_changes(self, record: InodeRecord) -> None:
+        self._drop_capability(record)
+
+    def _drop_capability(self, record: InodeRecord) -> None:
+        """Take file capabilities from what is not the same any more, as the kernel does."""
+        if self._may_have_xattrs(record):
+            entries = self._entries_of(record)
+            rest = [e for e in entries if e[:2] != _CAPABILITY]
+            if len(rest) < len(entries):
+                self._store_entries(record, rest)
 
     def _entries_of(self, record: InodeRecord) -> list[StoredEntry]:
         found = self._inside_of(record)
@@ -214,7 +242,7 @@ class XattrVolume(DataVolume):
         if inside_room:
             area = bytes(inside_room + 4)
             if inside:
-                area = c.XATTR_MAGIC.to_bytes(4, "little") + xattrs.pack_area(inside, inside_room)[0]
+                area = _MAGIC + xattrs.pack_area(inside, inside_room)[0]
             record.raw = record.raw[:at] + area
         # Each user's i_blocks counts its values, shared or not: so the kernel charges them to its owner.
         self.add_blocks(record, self._blocks_outside(after) - self._blocks_outside(before))
@@ -375,6 +403,7 @@ class XattrVolume(DataVolume):
     def erase(self, record: InodeRecord) -> None:
         """Free all that belongs to an inode without links, and the inode."""
         directory = record.type == c.S_IFDIR
+        self.alloc.drop_window(record.ino)
         if self._has_blocks(record):
             self._release(record, 0, FILE_END)
         self.drop_xattrs(record)

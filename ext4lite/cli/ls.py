@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,13 +32,15 @@ def ls(
     from ext4lite import paths
     from ext4lite.layout.constants import S_IFDIR
     from ext4lite.volume import Volume
+    from ext4lite.walking import in_order
 
     with Volume.open(image, replay=replay, verify=verify) as volume:
         ino = paths.resolve(volume, path, follow=False)
+        rows: Iterable[tuple[bytes, int]]
         if volume.inode(ino).type != S_IFDIR:
             rows = [(os.fsencode(path), ino)]
         elif recursive:
-            rows = sorted((name[1:], child) for name, child in volume.walk(ino))
+            rows = ((name[1:], child) for name, child in in_order(volume, ino))
         else:
             rows = sorted((name, child) for name, child, _ in volume.iterdir(ino))
         for name, child in rows:

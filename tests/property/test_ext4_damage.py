@@ -157,8 +157,8 @@ def patient(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged size may not make the tests hash gigabytes."""
-    monkeypatch.setattr(manifest, "ALWAYS_HASHED", 16 << 20)
-    monkeypatch.setattr(manifest, "MOST_SPARSE", 4)
+    monkeypatch.setattr(manifest, "ZEROS_ALLOWED", 16 << 20)
+    monkeypatch.setattr(manifest, "MOST_ZEROS", 4)
 
 
 CHANGE = st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16), st.integers(0, 255))

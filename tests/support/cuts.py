@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ext4lite.jbd2.log import Blocks
+from ext4lite.jbd2.log import Blocks, super_checksum
+from ext4lite.layout import constants as c
+from ext4lite.layout._codecs import JournalSuperBlock
 from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import File, WritableVolume
@@ -29,7 +31,7 @@ SECTOR = 512
 Event = tuple[int, bytes] | None
 """A write (byte offset, data), or a flush."""
 Facts = dict[bytes, tuple[Any, ...]]
-_IN_PLACE = ("write", "truncate", "punch", "fallocate")
+_IN_PLACE = ("write", "truncate", "punch", "zero")
 
 
 @dataclass
@@ -150,19 +152,22 @@ class Story:
     workload: Workload
     before: bytes
     events: list[Event]
-    states: list[Facts]
+    states: list[int]
+    """Of each tree its hash."""
     begun: list[int]
     """For each state the length of the recording when the operation began that led to it."""
     synced: list[tuple[int, int]]
     """(length of the recording when a sync had returned, the state that it promised)."""
     operations: list[Op]
     """Those that led from state to state."""
+    start: list[Op]
+    """Those before the recording."""
     counts: dict[str, int]
 
     def __post_init__(self) -> None:
         self._index: dict[int, list[int]] = {}
         for number, state in enumerate(self.states):
-            self._index.setdefault(_hash(state), []).append(number)
+            self._index.setdefault(state, []).append(number)
 
     def places(self, count: int, r: random.Random) -> list[int]:
         """Choose where to cut, in order; half of them just before a flush, where most is in doubt."""
@@ -186,7 +191,7 @@ class Story:
         for number in self._index.get(_hash(found), []):
             if number >= promised and self.begun[number] <= at:
                 return number
-        wanted = self.states[promised]
+        wanted = replayed(self.start, self.operations[:promised]).tree()
         wrong = [
             (p, found.get(p), wanted.get(p)) for p in found.keys() | wanted.keys() if found.get(p) != wanted.get(p)
         ]
@@ -203,7 +208,23 @@ def prepare(image: Path, work: Workload) -> None:
     make(image, work.options, work.size * MIB)
     if work.requests:
         run(tool("debugfs"), "-w", "-f", "-", image, stdin="\n".join(work.requests) + "\n")
+    if work.journal:
+        _shorten(image, work.journal)
     fsck(image)
+
+
+def _shorten(image: Path, blocks: int) -> None:
+    """Have a journal use only its first blocks."""
+    with Volume.open(image) as volume:
+        size, runs = volume.block_size, volume.extents(c.JOURNAL_INO)
+    with image.open("r+b") as f:
+        f.seek(runs[0].physical * size)
+        sb = JournalSuperBlock.unpack(f.read(size))
+        sb.s_maxlen = blocks
+        if sb.s_feature_incompat & (c.JBD2_INCOMPAT_CSUM_V2 | c.JBD2_INCOMPAT_CSUM_V3):
+            sb.s_checksum = super_checksum(sb.pack())
+        f.seek(runs[0].physical * size)
+        f.write(sb.pack())
 
 
 def record(
@@ -213,9 +234,12 @@ def record(
     *,
     writes: int = 1 << 30,
     operations: int = 1 << 30,
-    model: CutModel | None = None,
+    past: list[Op] | None = None,
 ) -> Story:
-    """Run a workload on an image until it has written often enough or done enough operations; close it then."""
+    """Run a workload on an image until it has written often enough or done enough operations; close it then.
+
+    ``past`` are the operations that made what the image holds already.
+    """
     before = image.read_bytes()
     made: list[Recording] = []
 
@@ -223,11 +247,11 @@ def record(
         made.append(Recording(blocks))
         return made[0]
 
-    model = model or CutModel()
+    model = replayed(past or [])
     volume = WritableVolume.open_for_writing(image, device=device)
     side, events = _Side(volume), made[0].events
     stage = Stage(model, r, volume.block_size, extents="ext3" not in work.options)
-    story = Story(work, before, events, [model.tree()], [0], [], [], {})
+    story = Story(work, before, events, [_hash(model.tree())], [0], [], [], past or [], {})
     safe: set[Node] = {node for _, node in model.walk()}
     sequence = _sequence(volume)
     counted = done = 0
@@ -252,7 +276,7 @@ def record(
             story.counts["full"] = story.counts.get("full", 0) + (got == NOSPACE)
             if got != NOSPACE:
                 assert got == outcome(model, op), op[:3]
-                story.states.append(model.tree())
+                story.states.append(_hash(model.tree()))
                 story.begun.append(begin)
                 story.operations.append(op)
                 story.counts[op[0]] = story.counts.get(op[0], 0) + (got == 0)
@@ -285,14 +309,15 @@ def _torn(model: CutModel, op: Op, safe: set[Node], block_size: int) -> bool:
         return bool(op[2] < size)
     if op[0] == "truncate":
         return bool(op[2] < size and op[2] % block_size)
-    return op[0] == "punch" and bool(op[2] % block_size or (op[2] + op[3]) % block_size)
+    return op[0] == "zero" or bool(op[2] % block_size or (op[2] + op[3]) % block_size)
 
 
-def replayed(operations: list[Op]) -> CutModel:
+def replayed(*parts: list[Op]) -> CutModel:
     """Return the model after some operations."""
     model = CutModel()
-    for op in operations:
-        outcome(model, op)
+    for part in parts:
+        for op in part:
+            outcome(model, op)
     return model
 
 

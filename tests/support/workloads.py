@@ -60,6 +60,10 @@ def mixed(s: Stage) -> Iterator[Op]:
             new = g.fresh()
             yield from s.file(new, 40_000)
         yield g.op()
+        if len(g.paths()) > 200:
+            yield "unlink", g.some("file")
+            yield "unlink", g.some("symlink")
+            yield "rmdir", g.some("dir")
 
 
 def large_directory(s: Stage) -> Iterator[Op]:
@@ -76,6 +80,29 @@ def large_directory(s: Stage) -> Iterator[Op]:
         yield ("sync",)
 
 
+def large_directory_goes(s: Stage) -> Iterator[Op]:
+    """A directory of more blocks than one revoke block can name is emptied and removed; data comes in their places."""
+    top = b"/goes"
+    yield s.room(top)
+    while True:
+        base, path = s.name(top), s.name(top)
+        yield "create", base, 0o600
+        yield "mkdir", path, 0o755
+        for _ in range(320):
+            yield "link", base, s.name(path, 240)
+        yield ("sync",)
+        for child in s.below(path):
+            yield "unlink", child
+        yield ("sync",)
+        yield "rmdir", path
+        yield ("sync",)
+        yield from s.file(s.name(top), 100 * KIB)
+        yield from s.file(s.name(top), 100 * KIB)
+        yield ("sync",)
+        for child in s.below(top, "file"):
+            yield "unlink", child
+
+
 def shared_attributes(s: Stage) -> Iterator[Op]:
     """Equal sets of attributes share a block; it is left, copied, given up, and its place taken by data."""
     top = b"/attributes"
@@ -88,6 +115,8 @@ def shared_attributes(s: Stage) -> Iterator[Op]:
         for _ in range(3):
             yield "setxattr", s.some(top), b"user.shared", s.r.choice(values)
         yield "removexattr", s.some(top), b"user.shared"
+        while len(s.below(top)) > 40:
+            yield "unlink", s.some(top)
         if s.r.random() < 0.6:
             yield "unlink", s.some(top)
             yield from s.file(s.name(top), 3 * s.block_size)
@@ -117,11 +146,10 @@ def renames(s: Stage) -> Iterator[Op]:
             yield ("sync",)
 
 
-def truncations(s: Stage) -> Iterator[Op]:
-    """Files over many groups, synced, then cut and deleted in more steps than one."""
+def truncations(s: Stage, size: int = 700 * KIB) -> Iterator[Op]:
+    """Files of four pieces of ``size`` over many groups, synced, then cut and deleted."""
     top = b"/truncations"
     yield s.room(top)
-    size = 700 * KIB
     while True:
         for _ in range(2):
             path = s.name(top)
@@ -129,14 +157,14 @@ def truncations(s: Stage) -> Iterator[Op]:
             at = 0
             for _ in range(4):
                 yield "write", path, at, s.r.randbytes(size)
-                at += size + s.r.randrange(3) * 64 * KIB
+                at += size + s.r.randrange(3) * size // 10
         yield ("sync",)
-        yield "truncate", s.some(top), s.r.randrange(2000 * KIB // s.block_size) * s.block_size
+        yield "truncate", s.some(top), s.r.randrange(3 * size // s.block_size) * s.block_size
         yield "unlink", s.some(top)
         if s.r.random() < 0.5:
             yield "orphan", s.some(top)
         if s.r.random() < 0.3:
-            yield "truncate", s.some(top), s.r.randrange(4000 * KIB)
+            yield "truncate", s.some(top), s.r.randrange(5 * size)
         while len(s.below(top)) > 3:
             yield "unlink", s.some(top)
 
@@ -181,7 +209,8 @@ def flags(s: Stage) -> Iterator[Op]:
     top = b"/flags"
     yield s.room(top)
     while True:
-        yield "create", s.name(top), 0o600
+        if len(s.below(top)) < 40:
+            yield "create", s.name(top), 0o600
         for _ in range(6):
             path = s.some(top)
             yield s.r.choice([("chattr", path, 0x40), ("chattr", path, 0xC0), ("chattr", path, 0)])
@@ -241,7 +270,8 @@ def orphans(s: Stage) -> Iterator[Op]:
 def everything(s: Stage) -> Iterator[Op]:
     """All of them by turns."""
     scripts = [script(s) for script in (mixed, large_directory, shared_attributes, renames, orphans, flags)]
-    scripts += [script(s) for script in (directories, truncations, mixed)]
+    scripts += [script(s) for script in (directories, mixed)]
+    scripts.append(truncations(s, 50 * KIB))
     for script in cycle(scripts):
         for _ in range(40):
             yield next(script)
@@ -255,6 +285,8 @@ class Workload:
     options: str = ""
     size: int = 12
     requests: tuple[str, ...] = ()
+    journal: int = 0
+    """Blocks of the log that are used, so that it wraps after a few transactions; mke2fs makes none below 1,024."""
     sync: float = 0.05
     """How often an operation is followed by a sync that the script did not ask for."""
 
@@ -265,10 +297,12 @@ WORKLOADS = {
     "ext3-1k": Workload(mixed, "-t ext3 -b 1024 -J size=1"),
     "orphan_file": Workload(orphans, "-t ext4 -b 4096 -O orphan_file"),
     "csum-v2": Workload(mixed, "-t ext4 -b 2048", requests=("jo -c -v 2", "jc")),
-    "no-csum": Workload(directories, "-t ext4 -b 1024 -O ^metadata_csum"),
-    "tiny-journal": Workload(mixed, _TINY, sync=0.3),
-    "directories": Workload(directories, _TINY),
+    "no-csum": Workload(directories, "-t ext4 -b 1024 -O ^metadata_csum", journal=300),
+    "tiny-journal": Workload(mixed, _TINY, journal=200, sync=0.3),
+    "tiny-journal-ext3": Workload(mixed, "-t ext3 -b 1024 -J size=1", journal=200, sync=0.3),
+    "directories": Workload(directories, _TINY, journal=300),
     "large-directory": Workload(large_directory, _TINY),
+    "large-directory-goes": Workload(large_directory_goes, _TINY, sync=0.01),
     "shared-attributes": Workload(shared_attributes, _TINY),
     "renames": Workload(renames),
     "truncations": Workload(truncations, f"{_TINY} -g 256 -N 512 -O ^resize_inode", size=24),
@@ -279,6 +313,6 @@ WORKLOADS = {
     "flags": Workload(flags, _TINY, sync=0.1),
 }
 LONG = {
-    "profile": Workload(everything, size=24),
-    "ext3-1k": Workload(everything, "-t ext3 -b 1024 -J size=1 -g 2048", size=24),
+    "profile": Workload(everything, size=24, sync=0.15),
+    "ext3-1k": Workload(everything, "-t ext3 -b 1024 -J size=1 -g 2048", size=24, sync=0.15),
 }

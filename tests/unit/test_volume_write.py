@@ -13,6 +13,7 @@ import pytest
 from ext4lite import bitmap
 from ext4lite.buffers import BlockCache
 from ext4lite.errors import (
+    Busy,
     Exists,
     FileTooLarge,
     Invalid,
@@ -121,13 +122,13 @@ def test_errors_tell_the_errno_and_change_nothing(image: Path) -> None:
             (LoopOfLinks, lambda: v.create("/loop/x")),
             (NameTooLong, lambda: v.create("/" + "n" * 256)),
             (NameTooLong, lambda: v.symlink("/s", "t" * 4096)),
-            (Invalid, lambda: v.symlink("/s", "")),
+            (NotFound, lambda: v.symlink("/s", "")),
             (Invalid, lambda: v.create("/a\0b")),
             (Invalid, lambda: v.create("/x", mode=0o100644)),
             (IsADirectory, lambda: v.unlink("/d")),
             (NotEmpty, lambda: v.rmdir("/d")),
             (NotADirectory, lambda: v.rmdir("/d/f")),
-            (Invalid, lambda: v.rmdir("/")),
+            (Busy, lambda: v.rmdir("/")),
             (Invalid, lambda: v.rename("/d", "/d/x")),
             (NotPermitted, lambda: v.link("/d", "/e")),
             (IsADirectory, lambda: v.pwrite(v.resolve("/d"), 0, b"x")),
