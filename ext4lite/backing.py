@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from ext4lite.blockdev import lock_shared, open_image
 from ext4lite.checksum import crc32c
 from ext4lite.device import pread_full
 from ext4lite.errors import BackingError, CorruptImage, HostError, Unsupported
@@ -217,6 +216,8 @@ def open_base(header: DeltaHeader, path: Path) -> tuple[int, Path]:
 
     BackingError where there is none or it is another one (nothing but its superblock has been read then), VolumeBusy.
     """
+    from ext4lite.blockdev import lock_shared, open_image
+
     wanted = identity_of(header)
     reasons = []
     for candidate in base_paths(header, path):

@@ -49,6 +49,15 @@ class Device(Protocol):
         ...
 
 
+Handle = int | Device
+"""A descriptor of a plain image, or a device: what the modules above take."""
+
+
+def as_device(handle: Handle, where: str) -> Device:
+    """Return the device that a handle is; one of a plain descriptor closes that."""
+    return FileDevice(handle, where) if isinstance(handle, int) else handle
+
+
 class FileDevice:
     """A plain image file, or a block device, open at ``fd``, which :meth:`close` closes."""
 
