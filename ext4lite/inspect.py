@@ -258,9 +258,9 @@ def _verify_bitmaps(volume: Volume) -> None:
 
 def _images(volume: Volume) -> list[Any]:
     """Return the Docker images inside; an empty list where there is no store."""
-    try:
-        from ext4lite.overlay.inspection import docker_images
-    except ModuleNotFoundError:
-        return []
+    if volume.lookup("image") is None:
+        return []  # what can read a store takes long to import
+    from ext4lite.overlay.inspection import docker_images
+
     found = docker_images(volume)
     return [dataclasses.asdict(image) for image in found]
