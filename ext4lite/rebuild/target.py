@@ -86,6 +86,8 @@ class Output:
         self._at = 0
         """Byte of the image where the buffer begins."""
         self._fill = 0
+        self._from = self._to = self._pending = 0
+        """A run to copy (bytes) that may become longer."""
         self._small = bytearray()
         self._small_at = 0
         self._unsent = 0
@@ -93,6 +95,8 @@ class Output:
 
     def put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write bytes (fewer than 4 MiB) to byte ``offset`` of the image, gathered with what lies before them."""
+        if self._pending:
+            self._settle()
         size = len(data)
         if offset != self._at + self._fill or self._fill + size > _BUFFER:
             self.flush()
@@ -111,11 +115,20 @@ class Output:
 
     def copy(self, start: int, offset: int, length: int) -> None:
         """Copy bytes from byte ``start`` of the old image to byte ``offset`` of the new one."""
-        self.copied(length)
-        if length >= _LOOK_FOR_HOLES:
-            self._copy_data(start, offset, length)
+        waiting = self._pending
+        if waiting and self._from + waiting == start and self._to + waiting == offset and waiting < _BUFFER:
+            self._pending += length
             return
-        self._copy(start, offset, length)
+        self._settle()
+        self._from, self._to, self._pending = start, offset, length
+
+    def _settle(self) -> None:
+        """Copy the run that waited for more."""
+        length, self._pending = self._pending, 0
+        if length >= _LOOK_FOR_HOLES:
+            self._copy_data(self._from, self._to, length)
+        elif length:
+            self._copy(self._from, self._to, length)
 
     def _copy_data(self, start: int, offset: int, length: int) -> None:
         """Copy a long run without what is a hole of the old image."""
@@ -127,7 +140,9 @@ class Output:
             except OSError:  # a hole to the file's end, or no such call here
                 data = end if self._ends_in_hole(at) else at
             if data >= end:
+                self.copied(end - at)
                 return
+            self.copied(data - at)
             try:
                 stop = min(os.lseek(self._source, data, os.SEEK_HOLE), end)
             except OSError:
@@ -150,6 +165,7 @@ class Output:
             size = min(length, _BUFFER - self._fill)
             self._read(self._view[self._fill : self._fill + size], start)
             self._fill += size
+            self.copied(size)
             start, offset, length = start + size, offset + size, length - size
 
     def _read(self, view: memoryview, start: int) -> None:
@@ -164,6 +180,8 @@ class Output:
 
     def flush(self) -> None:
         """Write what is in the buffer."""
+        if self._pending:
+            self._settle()
         fill, at = self._fill, self._at
         self._at += fill
         self._fill = 0
