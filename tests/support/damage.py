@@ -24,6 +24,7 @@ from ext4lite.blockdev import open_for_guest
 from ext4lite.cli import run as cli
 from ext4lite.errors import Ext4LiteError
 from ext4lite.inspect import report
+from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
 from support.ext4_judges import mounted, run, tool
@@ -36,6 +37,7 @@ SECONDS = 20
 MEMORY = 400 << 20
 
 IMAGES = {
+    "profile": "",
     "checksums": "-t ext4 -b 1024 -I 256 -O metadata_csum,orphan_file,metadata_csum_seed",
     "gdt_csum": "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg,^64bit,meta_bg,^resize_inode",
     "block maps": "-t ext2 -b 1024",
@@ -91,7 +93,10 @@ def prepare(name: str, image: Path) -> None:
         run(tool("mke2fs"), "-q", "-F", "-d", tree, *words)
         run(tool("debugfs"), "-w", "-R", "sif /few flags 0x40080000", image)
         return
-    run(tool("mke2fs"), "-q", "-F", *words)
+    if options:
+        run(tool("mke2fs"), "-q", "-F", *words)
+    else:
+        mkfs(image, size=8 << 20, journal_size=4 << 20)
     with mounted(image, mount) as root:
         fill_small(root)
     if name not in ("crashed", "crashed, no checksums", "fast commits"):
