@@ -154,6 +154,15 @@ class Allocator:
         if group.number not in self._undo:
             self._undo[group.number] = group.snapshot()
 
+    def _check_counts(self, group: Group) -> None:
+        """Refuse counts that are not those of the bitmaps: they would not fit their fields."""
+        if not (
+            0 <= group.free <= self._per_group
+            and 0 <= group.free_inodes <= self._inodes_per_group
+            and 0 <= group.dirs <= self._inodes_per_group
+        ):
+            raise CorruptImage("counts of free blocks, inodes or directories are wrong", where=self._at(group))
+
     def reseal(self) -> None:
         """Have all descriptors written again: what their checksums begin with is about to change."""
         for group in self.groups:
@@ -369,6 +378,7 @@ class Allocator:
             change = -part if used else part
             group.free += change
             self.free_blocks += change
+            self._check_counts(group)
             group.blocks_changed = True
             start += part
             count -= part
@@ -436,6 +446,7 @@ class Allocator:
         group.free_inodes -= 1
         self.free_inodes -= 1
         group.dirs += directory
+        self._check_counts(group)
         group.inodes_changed = True
 
     def _clear_inodes(self, group: Group, first: int, last: int) -> None:
@@ -459,4 +470,5 @@ class Allocator:
         self.free_inodes += 1
         if directory:
             group.dirs -= 1
+        self._check_counts(group)
         group.inodes_changed = True

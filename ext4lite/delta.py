@@ -16,13 +16,18 @@ from typing import TypeVar
 
 from ext4lite.backing import BLOCK, PAGE_BITS, PAIR, aligned, pages_of, seal
 from ext4lite.bitmap import count_clear, fill, next_clear, next_set
-from ext4lite.device import Buffer, fdatasync, host_error, pread_full
+from ext4lite.device import Buffer, Device, fdatasync, host_error, pread_full
 from ext4lite.errors import CorruptImage, HostError
 from ext4lite.hostfs import data_runs, punch, pwrite_all
 from ext4lite.layout._codecs import DeltaHeader, DeltaPage
 
 _ZERO_PAGE = bytes(DeltaPage.SIZE)
 T = TypeVar("T")
+
+
+def as_delta(device: Device) -> DeltaDevice | None:
+    """Return the device if it is a delta."""
+    return device if isinstance(device, DeltaDevice) else None
 
 
 class DeltaDevice:
@@ -124,9 +129,10 @@ class DeltaDevice:
         bits = self._pages.get(number)
         return bits is not None and bool(bits[bit >> 3] >> (bit & 7) & 1)
 
-    def present_blocks(self) -> int:
-        """Return how many blocks are the delta's own."""
-        return sum(PAGE_BITS - count_clear(bits, PAGE_BITS) for bits in self._pages.values())
+    def present_bytes(self) -> int:
+        """Return how many bytes of the volume are the delta's own."""
+        blocks = sum(PAGE_BITS - count_clear(bits, PAGE_BITS) for bits in self._pages.values())
+        return min(blocks * BLOCK, self._size)
 
     def _mark(self, block: int, count: int) -> None:
         """Note blocks as present, whose bytes are in the file."""
@@ -185,6 +191,12 @@ class DeltaDevice:
             stop = min(end, (block + count) * BLOCK)
             pieces.append(self._own(stop - start, start) if present else self._below(stop - start, start))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """See :class:`~ext4lite.device.Device`."""
+        data = self.read(len(view), offset)
+        view[: len(data)] = data
+        return len(data)
 
     def _own(self, length: int, offset: int) -> bytes:
         data = pread_full(self._fd, length, offset, self.where)

@@ -28,6 +28,10 @@ class Device(Protocol):
         """Return bytes from ``offset`` on: fewer than ``length`` only where the device ends."""
         ...
 
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Fill ``view`` with bytes from ``offset`` on; return how many there were, fewer only where the device ends."""
+        ...
+
     def write(self, data: Buffer, offset: int) -> None:
         """Write bytes, all of them, within the device."""
         ...
@@ -81,6 +85,19 @@ class FileDevice:
     def read(self, length: int, offset: int) -> bytes:
         """See :class:`Device`."""
         return pread_full(self._fd, length, offset, self.where)
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """See :class:`Device`."""
+        done = 0
+        try:
+            while done < len(view):
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+                if not got:
+                    break
+                done += got
+        except (OSError, OverflowError) as e:
+            raise host_error(e, self.where) from e
+        return done
 
     def write(self, data: Buffer, offset: int) -> None:
         """See :class:`Device`."""

@@ -15,6 +15,7 @@ Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
 9      the volume is full (:class:`VolumeFull`)
 10     what was asked for is not possible in this tree (:class:`PathError`)
 11     a delta's backing file is missing or another one (:class:`BackingError`)
+12     ``ext4lite diff --exit-code``: the volumes differ
 130    interrupted by Ctrl-C
 =====  ==================================================================
 """
@@ -22,6 +23,9 @@ Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
 from __future__ import annotations
 
 import errno
+
+EXIT_DIFFERENT = 12
+"""Not an error: ``ext4lite diff --exit-code`` found a difference."""
 
 
 class Ext4LiteError(Exception):

@@ -255,27 +255,35 @@ def copy_sparse(target: int, source: int, size: int) -> int:
     """Copy ``size`` bytes between files, holes staying holes; return how many bytes were copied. OSError."""
     os.ftruncate(target, size)
     total = 0
-    kernel = hasattr(os, "copy_file_range")
     for start, length in data_runs(source, size):
-        at, end = start, start + length
-        while at < end:
-            if kernel:
-                try:
-                    done = os.copy_file_range(source, target, min(end - at, _CHUNK * 16), at, at)
-                except OSError as e:
-                    if e.errno not in NO_REFLINK:
-                        raise
-                    kernel = False
-                    continue
-            else:
-                data = os.pread(source, min(end - at, _CHUNK), at)
-                done = len(data)
-                _pwrite_nonzero(target, data, at)
-            if done == 0:
-                raise OSError(errno.EIO, "the source became shorter while it was copied")
-            at += done
-            total += done
+        copy_run(target, source, start, length)
+        total += length
     return total
+
+
+def copy_run(target: int, source: int, start: int, length: int) -> None:
+    """Copy bytes between files, from and to the same offset (where the target has a hole); by the kernel if it can.
+
+    OSError.
+    """
+    at, end = start, start + length
+    kernel = hasattr(os, "copy_file_range")
+    while at < end:
+        if kernel:
+            try:
+                done = os.copy_file_range(source, target, min(end - at, _CHUNK * 16), at, at)
+            except OSError as e:
+                if e.errno not in NO_REFLINK:
+                    raise
+                kernel = False
+                continue
+        else:
+            data = os.pread(source, min(end - at, _CHUNK), at)
+            done = len(data)
+            _pwrite_nonzero(target, data, at)
+        if done == 0:
+            raise OSError(errno.EIO, "the source became shorter while it was copied")
+        at += done
 
 
 def _pwrite_nonzero(fd: int, data: bytes, offset: int) -> None:

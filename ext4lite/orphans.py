@@ -9,6 +9,7 @@ Erasing what is too large for one transaction goes in steps: on the list first, 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from ext4lite.attrwrite import AttributeVolume
@@ -118,3 +119,26 @@ class OrphanVolume(AttributeVolume):
         self._run(begin)
         self._release_in_steps(ino, start, runs)
         self._run(end)
+
+    def _finish(self) -> None:
+        self._release_all()
+        if self._in_use or self.cache.dirty:
+            self._settle_orphans()
+        super()._finish()
+
+    def _settle_orphans(self) -> None:
+        """Finish what was interrupted between its steps. What is too large even now stays listed, which is legal."""
+        seen: set[int] = set()
+        while (ino := self.super.raw.s_last_orphan) and ino not in seen:
+            seen.add(ino)
+            if self.inode(ino).fields.i_links_count:
+                with suppress(TransactionTooLarge):
+                    self._run(partial(self._end_truncation, ino))
+            else:
+                self.erase_orphan(ino)
+
+    def _end_truncation(self, ino: int) -> None:
+        record = self.inode(ino)
+        self._truncate(ino, record.size)
+        self.remove_orphan(record)
+        self.put_inode(record)

@@ -642,7 +642,13 @@ class Volume:
         record = self._live(ino)
         if not record.fields.i_flags & c.EA_INODE_FL or record.size != size or size > _MAX_EA_VALUE:
             raise CorruptImage(f"is not a value of {size} bytes", where=where)
-        return b"".join(self._chunks(record, 0, size))
+        value = b"".join(self._chunks(record, 0, size))
+        if self.verify and crc32c(self.super.seed, value) != record.fields.i_atime & 0xFFFFFFFF:
+            # The oldest form (Lustre's) has a pointer to its one user instead (ext4_xattr_inode_get).
+            back = record.fields.i_mtime & 0xFFFFFFFF, record.fields.i_generation
+            if back != (user, self.inode(user).fields.i_generation):
+                raise CorruptImage("attribute value hash is wrong", where=where)
+        return value
 
     # -- bitmaps ----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from ext4lite.errors import (
 )
 from ext4lite.extent_tree import ExtentTree
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, encode_time, pack_record
+from ext4lite.interrupts import deferred
 from ext4lite.jbd2.log import Blocks, write_back
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
@@ -41,6 +42,9 @@ from ext4lite.volume import Volume
 
 T = TypeVar("T")
 _LONE_CHANGES = 4096  # blocks a transaction may hold without a journal
+_GATHERED_BYTES = 16 << 20
+"""Metadata of a transaction at which it is committed, and of commits at which they are brought in place: a large log
+would let memory grow with it."""
 _CTIME_END, _MTIME_END, _ATIME_END, _CRTIME_END = 8, 12, 16, 24  # i_extra_isize that covers the field
 
 
@@ -68,6 +72,8 @@ class WritableBase(Volume):
         self._changed = False
         self._in_use = False
         self._broken = False
+        self._half_done = False
+        """An operation is under way, or could not be taken back: nothing more may be committed."""
         self._super_changed = False
 
     def _allocator(self) -> Allocator:
@@ -90,12 +96,13 @@ class WritableBase(Volume):
         """Make everything durable, mark the volume clean, and release it. Harmless when called again."""
         if self._fd < 0:
             return
-        try:
-            if not self._broken:
-                self._finish()
-        finally:
-            remove_record(self.where)
-            super().close()
+        with deferred():
+            try:
+                if not self._broken and not self._half_done:
+                    self._finish()
+            finally:
+                remove_record(self.where)
+                super().close()
 
     def _finish(self) -> None:
         self._release_all()
@@ -132,7 +139,7 @@ class WritableBase(Volume):
         """
         if self._in_operation:
             return operation()
-        if self._broken or self._fd < 0:
+        if self._broken or self._half_done or self._fd < 0:
             raise HostError("the volume is closed, or failed to write before", where=self.where)
         try:
             return self._attempt(operation)
@@ -153,12 +160,10 @@ class WritableBase(Volume):
         return self._run(operations)
 
     def _attempt(self, operation: Callable[[], T]) -> T:
-        if len(self._records) > 8192:
-            self._records.clear()
-            self._maps.clear()
+        self._trim()
         self.cache.begin()
         self.alloc.begin()
-        self._in_operation, self._changed = True, False
+        self._in_operation, self._changed, self._half_done = True, False, True
         raw = self.super.raw
         before = raw.s_last_orphan, raw.s_feature_ro_compat
         try:
@@ -167,16 +172,25 @@ class WritableBase(Volume):
             size, most = self._size_of_transaction(), self._most_changes()
             if size > most:
                 raise TransactionTooLarge("the operation changes too much at once", where=self.where)
+            self._half_done = False
         except BaseException:
-            raw.s_last_orphan, raw.s_feature_ro_compat = before
-            self._rollback()
+            with deferred():
+                raw.s_last_orphan, raw.s_feature_ro_compat = before
+                self._rollback()
+                self._half_done = False
             raise
         finally:
             self._in_operation = False
         self.cache.end()
-        if size * 2 > most:
+        if size * 2 > most or size * self.block_size > _GATHERED_BYTES:
             self._commit()
         return result
+
+    def _trim(self) -> None:
+        """Between operations: forget decoded things when there are many."""
+        if len(self._records) > 8192:
+            self._records.clear()
+            self._maps.clear()
 
     def _size_of_transaction(self) -> int:
         return len(self.cache.dirty) + len(self.cache.revoked) + len(self.alloc.touched) + 1
@@ -211,9 +225,12 @@ class WritableBase(Volume):
         self._super_changed = True
 
     def _commit(self) -> None:
+        if self.cache.dirty or self.cache.revoked or self._super_changed:
+            with deferred():
+                self._commit_now()
+
+    def _commit_now(self) -> None:
         cache = self.cache
-        if not cache.dirty and not cache.revoked and not self._super_changed:
-            return
         try:
             self.mark_in_use()
             self.alloc.store()
@@ -225,6 +242,8 @@ class WritableBase(Volume):
                     for number in cache.revoked:
                         handle.revoke(number)
                 self.journal.commit()
+                if self.journal.uncheckpointed * self.block_size > _GATHERED_BYTES:
+                    self.journal.checkpoint()
             else:
                 write_back(self._blocks, {n: bytes(d) for n, d in cache.dirty.items()})
         except BaseException:

@@ -17,6 +17,7 @@ Immutable and append-only flags bind, as they bind root, unless ``flags_bind`` i
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -62,7 +63,9 @@ _NODE_TYPES: dict[NodeKind, int] = {
 _MAX_NAME = 255
 _SPECIAL = (b"", b".", b"..")
 _FAST_SYMLINK = 60
-_DIRECTORIES_KEPT = 64
+_DIRECTORIES_KEPT = 256
+_NAMES_KEPT = 100_000
+_TRIM_EVERY = 64
 _SGID = 0o2000
 _INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
 """Flags that a directory passes on (EXT4_FL_INHERITED)."""
@@ -166,7 +169,8 @@ class WritableVolume(OrphanVolume):
             super().__init__(image, sb, where, blocks=blocks)
         else:
             super().__init__(image, sb, where, blocks=blocks, clock=clock)
-        self._states: dict[int, DirState] = {}
+        self._states: OrderedDict[int, DirState] = OrderedDict()
+        self._operations = 0
         self._files: dict[int, set[File]] = {}
 
     @classmethod
@@ -207,6 +211,7 @@ class WritableVolume(OrphanVolume):
     def _state(self, ino: int) -> DirState:
         found = self._states.get(ino)
         if found is not None:
+            self._states.move_to_end(ino)
             return found
         record = self._live(ino)
         where = self._at(f"directory inode {ino}")
@@ -234,8 +239,6 @@ class WritableVolume(OrphanVolume):
                 names[name] = Name(child, kind, i)
             if i == 0:
                 parent = int.from_bytes(data[12:16], "little")
-        if len(self._states) >= _DIRECTORIES_KEPT and not self._in_operation:
-            self._states.clear()
         state = self._states[ino] = DirState(parent, names, blocks)
         return state
 
@@ -246,6 +249,14 @@ class WritableVolume(OrphanVolume):
     def _forget_all(self) -> None:
         super()._forget_all()
         self._states.clear()
+
+    def _trim(self) -> None:
+        super()._trim()
+        self._operations += 1
+        if self._operations % _TRIM_EVERY == 0:
+            names = sum(len(state.names) for state in self._states.values())
+            while len(self._states) > _DIRECTORIES_KEPT or (names > _NAMES_KEPT and len(self._states) > 1):
+                names -= len(self._states.popitem(last=False)[1].names)
 
     def _names_gone(self, ino: int) -> None:
         self._states.pop(ino, None)

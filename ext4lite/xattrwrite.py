@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Literal
 
 from ext4lite import xattrs
@@ -52,6 +51,8 @@ class _Twins:
 
     @staticmethod
     def _digest(content: bytes) -> bytes:
+        from hashlib import blake2b  # loads OpenSSL, which short commands do without
+
         return blake2b(content, digest_size=16).digest()
 
     def find(self, content: bytes) -> int | None:
@@ -204,18 +205,47 @@ class XattrVolume(DataVolume):
         """
         too_large = self.block_size - _LONGEST_NAME_INSIDE - XattrHeader.SIZE - 4
         entries: list[StoredEntry] = [entry, *others]
+        outside = set[int]()
         if self._has_value_inodes and len(entry[2]) + 3 & ~3 > too_large:
-            entries[0] = self._moved_outside(record, entry)
-        while True:
-            try:
-                self._store_entries(record, list(entries))
-                return
-            except NoRoomForAttribute:
-                here = {k: len(e[2]) for k, e in enumerate(entries) if isinstance(e[2], bytes) and e[2]}
-                if not here or not self._has_value_inodes:
-                    raise
-            k = 0 if 0 in here else max(here, key=lambda k: here[k])  # the new one first, then the largest
-            entries[k] = self._moved_outside(record, entries[k])
+            outside.add(0)
+        while not self._fit(record, self._planned(entries, outside)):
+            here = {k: len(e[2]) for k, e in enumerate(entries) if isinstance(e[2], bytes) and e[2]}
+            here = {k: size for k, size in here.items() if k not in outside}
+            if not here or not self._has_value_inodes:
+                break  # storing them says what is wrong
+            outside.add(0 if 0 in here else max(here, key=lambda k: here[k]))  # the new one first, then the largest
+        if self._fit(record, self._planned(entries, outside)):
+            entries = [self._moved_outside(record, e) if k in outside else e for k, e in enumerate(entries)]
+        self._store_entries(record, entries)
+
+    @staticmethod
+    def _planned(entries: list[StoredEntry], outside: set[int]) -> list[StoredEntry]:
+        """The entries as they would be with some values outside, which nothing has been done for yet."""
+        nowhere = Outside(0, 0, 0)
+        return [(e[0], e[1], nowhere) if k in outside else e for k, e in enumerate(entries)]
+
+    def _fit(self, record: InodeRecord, entries: list[StoredEntry]) -> bool:
+        try:
+            self._split(record, entries)
+        except NoRoomForAttribute:
+            return False
+        return True
+
+    def _inside_room(self, record: InodeRecord) -> int:
+        at = 128 + record.extra_isize
+        return len(record.raw) - at - 4 if len(record.raw) > at + 8 else 0
+
+    def _split(self, record: InodeRecord, entries: list[StoredEntry]) -> tuple[list[StoredEntry], list[StoredEntry]]:
+        """Share entries between inode and block. NoRoomForAttribute."""
+        if not entries:
+            return [], []
+        # e2fsck takes a symlink with i_blocks but without an attribute block for one with a block of its own.
+        to_block = bool(self._holders(entries)) and self._is_fast_symlink(record)
+        room = 0 if to_block else self._inside_room(record)
+        try:
+            return xattrs.split_for_inode(entries, room, self.block_size - XattrHeader.SIZE)
+        except Unsupported as e:
+            raise NoRoomForAttribute(e.what, where=self._at(f"inode {record.ino}")) from e
 
     def _moved_outside(self, record: InodeRecord, entry: StoredEntry) -> StoredEntry:
         index, name, value = entry
@@ -223,17 +253,8 @@ class XattrVolume(DataVolume):
 
     def _store_entries(self, record: InodeRecord, entries: list[StoredEntry]) -> None:
         entries.sort(key=lambda e: (e[0], len(e[1]), e[1]))
-        at = 128 + record.extra_isize
-        inside_room = len(record.raw) - at - 4 if len(record.raw) > at + 8 else 0
-        block_room = self.block_size - XattrHeader.SIZE
-        # e2fsck takes a symlink with i_blocks but without an attribute block for one with a block of its own.
-        to_block = bool(self._holders(entries)) and self._is_fast_symlink(record)
-        try:
-            inside, outside = xattrs.split_for_inode(entries, 0 if to_block else inside_room, block_room)
-        except Unsupported as e:
-            raise NoRoomForAttribute(e.what, where=self._at(f"inode {record.ino}")) from e
-        if not entries:
-            inside, outside = [], []
+        at, inside_room = 128 + record.extra_isize, self._inside_room(record)
+        inside, outside = self._split(record, entries)
         self._changed = True
         before, after = self._entries_of(record), inside + outside
         users = Counter[int]()

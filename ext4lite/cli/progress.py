@@ -65,3 +65,33 @@ def bar(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]
     finally:
         if last != begin:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def steps(what: str, total: Callable[[], int], *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Give a function to call with how much was done each time; where a person can see it, it draws a bar.
+
+    ``total`` is only asked how much there is when there is a bar: finding out may take a walk.
+    """
+    if not shown or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    most, done = max(1, total()), 0
+    begin = last = time.monotonic()
+
+    def add(count: int) -> None:
+        nonlocal done, last
+        done += count
+        now = time.monotonic()
+        if now - begin > _AFTER and now - last > _EVERY:
+            last = now
+            part = min(1.0, done / most)
+            marks = "#" * int(_WIDTH * part) + "-" * (_WIDTH - int(_WIDTH * part))
+            left = (now - begin) * (1 - part) / part if part else 0
+            print(f"\r\x1b[K{what} [{marks}] {part:.0%}, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield add
+    finally:
+        if last != begin:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -143,6 +143,11 @@ class Journal:
     # -- operations -------------------------------------------------------------------------------------------------
 
     @property
+    def uncheckpointed(self) -> int:
+        """Blocks that are committed and not in place yet; each is held in memory."""
+        return len(self._committed)
+
+    @property
     def most_changes(self) -> int:
         """Blocks that one operation may change and revoke: the log's share (see :attr:`share`)."""
         part = self._room // self.share - (self.share == 1)

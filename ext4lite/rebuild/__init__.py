@@ -18,7 +18,7 @@ import time
 
 from ext4lite import hostfs
 from ext4lite.blockdev import StrPath, check_target, replacing, target_path
-from ext4lite.errors import HostError
+from ext4lite.errors import HostError, NeedsRecovery
 from ext4lite.rebuild.choice import Choice, Chooser, require_known
 from ext4lite.rebuild.engine import Engine
 from ext4lite.rebuild.report import Progress, RebuildReport
@@ -84,6 +84,8 @@ def rebuild_into(
     Nothing is flushed to the disk at the end; ``durable`` only lets the host begin with it.
     """
     begin = time.perf_counter()
+    if volume.recovered is not None:  # read as if recovered, orphans not settled
+        raise NeedsRecovery("the journal must be replayed first", where=volume.where, hint="ext4lite recover does that")
     volume.super.require_clean()
     source = Source(volume)
     require_known(source)
@@ -92,7 +94,7 @@ def rebuild_into(
     choice = chooser.choose(size)
     try:
         os.ftruncate(fd, choice.layout.blocks * source.block_size)
-        output = Output(fd, where, volume.fileno(), volume.where, durable=durable)
+        output = Output(fd, where, volume.device, volume.where, durable=durable)
         engine = Engine(source, found, choice, output, progress=progress)
         try:
             engine.run()

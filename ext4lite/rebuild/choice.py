@@ -128,11 +128,11 @@ class Chooser:
         return min(self.journal_before, c.JBD2_MIN_BLOCKS)
 
     def _largest_journal(self, layout: Layout) -> int:
-        """Return the journal's size: as before, or what is left for it."""
-        journal = self.journal_before
-        while journal > self._least_journal() and self._need(journal) > layout.free_blocks:
-            journal = max(self._least_journal(), journal - max(1, self._need(journal) - layout.free_blocks))
-        return journal
+        """Return the journal's size: as before, or half of what is left for it."""
+        if self._need(self.journal_before) <= layout.free_blocks:
+            return self.journal_before
+        least = self._least_journal()
+        return max(least, min(self.journal_before, least + (layout.free_blocks - self._need(least)) // 2))
 
     def _try(self, blocks: int, inodes: Inodes) -> Layout | None:
         groups = self._shape.groups_of(blocks)
@@ -170,7 +170,8 @@ class Chooser:
         raw, shape = self._source.super.raw, self._shape
         before = raw.s_inodes_per_group
         free = raw.s_inodes_count - len(self._found.used)
-        if blocks <= self._source.super.blocks or free > raw.s_inodes_count // 10:
+        few = max(raw.s_inodes_count // 10, shape.inode_step * self._source.super.groups)
+        if blocks <= self._source.super.blocks or free > few:
             return before
         wanted = shape.blocks_per_group * shape.block_size // _DEFAULT_BYTES_PER_INODE
         wanted = min(wanted, 8 * shape.block_size) // shape.inode_step * shape.inode_step

@@ -94,7 +94,7 @@ class Shape:
         most = min(blocks * _RESIZE_FACTOR, _MAX_RESIZE_BLOCKS)
         groups = -(-(most - self.first_data_block) // self.blocks_per_group)
         wanted = -(-groups * self.desc_size // self.block_size) - descriptor_blocks
-        return max(min(wanted, self.descriptor_room - descriptor_blocks, self.block_size // 4), 1)
+        return max(min(wanted, self.descriptor_room - descriptor_blocks, self.block_size // 4), 0)
 
 
 class Layout:

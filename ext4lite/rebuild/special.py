@@ -24,7 +24,7 @@ _QUOTA_MAGICS = (0xD9C01F11, 0xD9C01927, 0xD9C03F14)  # user, group, project
 _QUOTA_DEPTH = 4
 _QUOTA_ENTRY = 72
 _QUOTA_HEAD = 16
-_SPACE_AT = 40  # of dqb_curspace in an entry
+_SPACE_AT = 48  # of dqb_curspace in an entry
 _U64 = Struct("<Q")
 _MAX_QUOTA_BLOCKS = 1 << 20
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from ext4lite import hostfs
+from ext4lite.device import Device
 from ext4lite.errors import CorruptImage, HostError
 from ext4lite.rebuild.plan import Layout
 
@@ -77,7 +78,7 @@ class Space:
 class Output:
     """Writes the new image's bytes; neighbours together, zeros of 64 KiB not at all (they are holes of the file)."""
 
-    def __init__(self, fd: int, where: str, source: int, source_where: str, *, durable: bool) -> None:
+    def __init__(self, fd: int, where: str, source: Device, source_where: str, *, durable: bool) -> None:
         self._fd, self._where = fd, where
         self._source, self._source_where = source, source_where
         self._durable = durable
@@ -86,6 +87,8 @@ class Output:
         self._at = 0
         """Byte of the image where the buffer begins."""
         self._fill = 0
+        self._from = self._to = self._pending = 0
+        """A run to copy (bytes) that may become longer."""
         self._small = bytearray()
         self._small_at = 0
         self._unsent = 0
@@ -93,6 +96,8 @@ class Output:
 
     def put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write bytes (fewer than 4 MiB) to byte ``offset`` of the image, gathered with what lies before them."""
+        if self._pending:
+            self._settle()
         size = len(data)
         if offset != self._at + self._fill or self._fill + size > _BUFFER:
             self.flush()
@@ -111,36 +116,29 @@ class Output:
 
     def copy(self, start: int, offset: int, length: int) -> None:
         """Copy bytes from byte ``start`` of the old image to byte ``offset`` of the new one."""
-        self.copied(length)
-        if length >= _LOOK_FOR_HOLES:
-            self._copy_data(start, offset, length)
+        waiting = self._pending
+        if waiting and self._from + waiting == start and self._to + waiting == offset and waiting < _BUFFER:
+            self._pending += length
             return
-        self._copy(start, offset, length)
+        self._settle()
+        self._from, self._to, self._pending = start, offset, length
+
+    def _settle(self) -> None:
+        """Copy the run that waited for more."""
+        length, self._pending = self._pending, 0
+        if length >= _LOOK_FOR_HOLES:
+            self._copy_data(self._from, self._to, length)
+        elif length:
+            self._copy(self._from, self._to, length)
 
     def _copy_data(self, start: int, offset: int, length: int) -> None:
         """Copy a long run without what is a hole of the old image."""
-        delta = offset - start
-        at, end = start, start + length
-        while at < end:
-            try:
-                data = os.lseek(self._source, at, os.SEEK_DATA)
-            except OSError:  # a hole to the file's end, or no such call here
-                data = end if self._ends_in_hole(at) else at
-            if data >= end:
-                return
-            try:
-                stop = min(os.lseek(self._source, data, os.SEEK_HOLE), end)
-            except OSError:
-                stop = end
-            stop = end if stop <= data else stop
-            self._copy(data, data + delta, stop - data)
-            at = stop
-
-    def _ends_in_hole(self, at: int) -> bool:
-        try:
-            return os.lseek(self._source, at, os.SEEK_HOLE) == at
-        except OSError:
-            return False
+        delta, at, end = offset - start, start, start + length
+        for data, count in self._source.data_runs(start, end):
+            self.copied(data - at)
+            self._copy(data, data + delta, count)
+            at = data + count
+        self.copied(end - at)
 
     def _copy(self, start: int, offset: int, length: int) -> None:
         while length:
@@ -150,20 +148,18 @@ class Output:
             size = min(length, _BUFFER - self._fill)
             self._read(self._view[self._fill : self._fill + size], start)
             self._fill += size
+            self.copied(size)
             start, offset, length = start + size, offset + size, length - size
 
     def _read(self, view: memoryview, start: int) -> None:
-        while view:
-            try:
-                got = os.preadv(self._source, [view], start)
-            except OSError as e:
-                raise HostError.from_os(e, self._source_where) from e
-            if not got:
-                raise CorruptImage(f"the image ends before byte {start + len(view)}", where=self._source_where)
-            view, start = view[got:], start + got
+        got = self._source.read_into(view, start)
+        if got != len(view):
+            raise CorruptImage(f"the image ends before byte {start + len(view)}", where=self._source_where)
 
     def flush(self) -> None:
         """Write what is in the buffer."""
+        if self._pending:
+            self._settle()
         fill, at = self._fill, self._at
         self._at += fill
         self._fill = 0

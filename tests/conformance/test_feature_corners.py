@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -16,6 +17,7 @@ from ext4lite import manifest, paths
 from ext4lite.checksum import crc32c, inode_seed, superblock_checksum
 from ext4lite.cli import run as cli
 from ext4lite.errors import CorruptImage, NeedsRecovery, Unsupported
+from ext4lite.identity import set_uuid
 from ext4lite.inode import pack_record
 from ext4lite.inspect import inspect
 from ext4lite.layout._codecs import SuperBlock
@@ -459,6 +461,35 @@ def test_without_verifying(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert (tmp_path / what / "f").read_bytes() == b"content"
         assert cli(["inspect", str(bad)]) == (0 if what.startswith("attribute") else 4)
         capsys.readouterr()
+
+
+@pytest.mark.parametrize("features", ["ea_inode", "ea_inode,^metadata_csum", "ea_inode,metadata_csum_seed"])
+def test_values_in_inodes_of_their_own_are_verified(tmp_path: Path, features: str) -> None:
+    image = tmp_path / "image"
+    make(image, "-O", features, "-b", "1024")
+    value = random.Random(1).randbytes(5000)
+    with mounted(image, tmp_path / "mnt") as root:
+        (root / "f").touch()
+        os.setxattr(root / "f", "user.large", value)
+    run(tool("tune2fs"), "-f", "-U", "01234567-89ab-cdef-0123-456789abcdef", image)
+    fsck(image)
+    with Volume.open(image) as volume:
+        assert volume.xattrs(volume.lookup("/f") or 0) == {b"user.large": value}
+        (holder,) = [r for r in volume.used_inodes() if r.fields.i_flags & 0x200000]
+        at = volume.map(holder)[0][0].physical * volume.block_size + 2000
+    with image.open("r+b") as f:
+        f.seek(at)
+        f.write(bytes([value[2000] ^ 1]))
+    with Volume.open(image) as volume, pytest.raises(CorruptImage, match="attribute value hash is wrong"):
+        volume.xattrs(volume.lookup("/f") or 0)
+    with Volume.open(image, verify=False) as volume:
+        assert len(volume.xattrs(volume.lookup("/f") or 0)[b"user.large"]) == 5000
+    with Volume.open(image, mode="rw") as writable:
+        if features == "ea_inode,^metadata_csum":
+            with pytest.raises(Unsupported, match="seed of the hashes of attribute values"):
+                set_uuid(writable, UUID(int=1))
+        else:
+            set_uuid(writable, UUID(int=1), add_seed=True)
 
 
 @pytest.mark.parametrize("command", ["ls", "stat", "xattr", "cat", "manifest", "inspect", "cp-out"])

@@ -278,9 +278,9 @@ class Ours:
         v = self.v
         match op:
             case ("create", path, mode):
-                v.set_attributes(v.create(path), mode=mode)
-            case ("mkdir", path, mode):
-                v.set_attributes(v.mkdir(path), mode=mode)  # without what a set-group-id directory hands down
+                v.together(lambda: v.set_attributes(v.create(path), mode=mode))
+            case ("mkdir", path, mode):  # without what a set-group-id directory hands down
+                v.together(lambda: v.set_attributes(v.mkdir(path), mode=mode))
             case ("symlink", path, target):
                 v.symlink(path, target)
             case ("mknod", path, kind, major, minor):
