@@ -1,4 +1,7 @@
-"""Which blocks of two volumes differ, and what they belong to. Of deltas over one file only the private blocks are read."""
+"""Which blocks of two volumes differ, and what they belong to.
+
+Of deltas over one file only the private blocks are read.
+"""
 
 from __future__ import annotations
 

@@ -46,10 +46,11 @@ def rebase(
 
     What ``base`` has other than the old backing file is copied from that into the delta first. With ``unsafe`` the old
     one is not needed: the caller says that both are the same where the delta has nothing (they are not compared).
-    Without ``base`` the delta's own is meant: only the path is recorded anew, or with ``unsafe`` a changed file accepted.
+    Without ``base`` the delta's own is meant: only the path is recorded anew, or with ``unsafe`` a changed file is
+    accepted.
 
-    Killed at any moment, it leaves a delta that shows the same, over the one or the other. ``progress`` is told how many
-    bytes were compared. BackingError, VolumeBusy, CorruptImage, Unsupported, HostError.
+    Killed at any moment, it leaves a delta that shows the same, over the one or the other. ``progress`` is told how
+    many bytes were compared. BackingError, VolumeBusy, CorruptImage, Unsupported, HostError.
     """
     where = os.fspath(path)
     with contextlib.ExitStack() as stack:

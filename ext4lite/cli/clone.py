@@ -37,17 +37,19 @@ def clone(
         When,
         typer.Option(
             metavar="WHEN",
-            help="Share the host's blocks: always (or fail), auto, never (and unless --backing says so, copy). Bare: always.",
+            help="Share the host's blocks: always (or fail), auto, never (then copy, unless --backing is given). "
+            "Bare: always.",
         ),
     ] = When.auto,
     backing: Annotated[
         When | None,
         typer.Option(
             metavar="WHEN",
-            help="Make a delta that reads from GOLDEN what it has not: always, auto (where blocks cannot be shared; the "
-            "default), never (then copy). Bare: always.",
+            help="Make a delta that reads from GOLDEN what it has not: always, auto (the default: where blocks cannot "
+            "be shared), never (then copy). Bare: always.",
         ),
     ] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: how the clone was made.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace EPISODE if it exists.")] = False,
 ) -> None:
