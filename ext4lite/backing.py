@@ -78,11 +78,11 @@ def identify(fd: int, where: str) -> Identity:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise BackingError("a backing file must be a regular file", where=where)
+    if read_header(fd, where) is not None:
+        raise BackingError("the backing file is a delta itself", where=where, hint="ext4lite flatten it first")
     raw = pread_full(fd, c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET, where)
     if len(raw) < c.SUPERBLOCK_SIZE or SuperBlock.unpack(raw).s_magic != c.MAGIC:
         raise BackingError("the backing file is no ext4 image", where=where)
-    if read_header(fd, where) is not None:
-        raise BackingError("the backing file is a delta itself", where=where, hint="ext4lite flatten it first")
     uuid = UUID(bytes=SuperBlock.unpack(raw).s_uuid)
     return Identity(uuid, info.st_size, info.st_mtime_ns, crc32c(_SEED, raw))
 
