@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from ext4lite.checksum import crc32c
+from ext4lite.checksum import crc32c, superblock_checksum
 from ext4lite.device import pread_full
 from ext4lite.errors import BackingError, CorruptImage, HostError, Unsupported
 from ext4lite.hostfs import pwrite_all
@@ -57,7 +57,7 @@ class Identity:
     """Bytes of the file."""
     mtime_ns: int
     super_checksum: int
-    """crc32c of the 1024 bytes of its superblock: every mount for writing changes them."""
+    """crc32c of its superblock's first 1020 bytes; with the four behind, its own checksum, it would be a constant."""
 
     def differences(self, other: Identity) -> str:
         """Tell in words what of ``other`` differs; empty when nothing does."""
@@ -84,7 +84,7 @@ def identify(fd: int, where: str) -> Identity:
     if len(raw) < c.SUPERBLOCK_SIZE or SuperBlock.unpack(raw).s_magic != c.MAGIC:
         raise BackingError("the backing file is no ext4 image", where=where)
     uuid = UUID(bytes=SuperBlock.unpack(raw).s_uuid)
-    return Identity(uuid, info.st_size, info.st_mtime_ns, crc32c(_SEED, raw))
+    return Identity(uuid, info.st_size, info.st_mtime_ns, superblock_checksum(raw))
 
 
 def identity_of(header: DeltaHeader) -> Identity:

@@ -27,6 +27,7 @@ const (
 
 	superOffset = 1024
 	superSize   = 1024
+	superSummed = 1020 // behind these is the superblock's own checksum; with it the sum would be a constant
 	superMagic  = 0xef53
 	incompat64  = 0x80
 )
@@ -168,7 +169,7 @@ func (h *deltaHeader) checkBase(fd int) error {
 	if _, err := (&file{fd: fd, size: st.Size}).ReadAt(super, superOffset); err != nil {
 		return fmt.Errorf("%w: %w", ErrBacking, err)
 	}
-	if binary.LittleEndian.Uint16(super[56:]) != superMagic || !bytes.Equal(super[104:120], h.baseUUID[:]) || sum(super) != h.baseSuper {
+	if binary.LittleEndian.Uint16(super[56:]) != superMagic || !bytes.Equal(super[104:120], h.baseUUID[:]) || sum(super[:superSummed]) != h.baseSuper {
 		return fmt.Errorf("blockdev: its superblock has changed: %w", ErrBacking)
 	}
 	if own, err := readDeltaHeader(fd); err != nil || own != nil {
