@@ -54,6 +54,7 @@ class Engine:
         self._block_size = source.block_size
         self._ratio = choice.layout.shape.ratio
         self._seed = source.seed
+        self._own = source.special.numbers()
         self._huge = bool(source.super.ro_compat & c.RO_HUGE_FILE)
         self._ea_inodes = bool(source.super.incompat & c.INCOMPAT_EA_INODE)
         self._quota = special.QuotaChanges() if source.special.quotas else None
@@ -129,8 +130,9 @@ class Engine:
                 out = maps.place(runs, self._space, self._ratio, self._copy)
             clusters = self._map(record, out, seed)
             clusters += maps.clusters_of(out, self._ratio)
-            self.extents += len(out)
-            self.fragmented += maps.is_fragmented(out)
+            if record.ino not in self._own:
+                self.extents += len(out)
+                self.fragmented += maps.is_fragmented(out)
         elif fields.i_flags & c.EXTENTS_FL:
             clusters = self._map(record, out, seed)
         if record.file_acl:
@@ -145,7 +147,7 @@ class Engine:
             self._inside(record, directory, where)
         if runs or clusters or fields.i_flags & c.EXTENTS_FL:
             self._set_blocks(record, clusters + extra)
-        if self._quota is not None and record.ino not in self._source.special.numbers():
+        if self._quota is not None and record.ino not in self._own:
             self._quota.add(record, blocks_of(fields, self._block_size, self._huge) - before)
         self._store(record, new_ino, directory)
         return out

@@ -37,9 +37,9 @@ class Special:
     orphans: int
     quotas: list[int]
 
-    def numbers(self) -> set[int]:
+    def numbers(self) -> frozenset[int]:
         """All of them."""
-        return {n for n in (self.journal, self.resize, self.orphans, *self.quotas) if n}
+        return frozenset(n for n in (self.journal, self.resize, self.orphans, *self.quotas) if n)
 
 
 @dataclass(slots=True)

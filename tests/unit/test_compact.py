@@ -182,7 +182,9 @@ def test_a_directorys_files_lie_together(tmp_path: Path) -> None:
         b.finish()
     compact(image)
     with Volume.open(image) as volume:
-        starts = [[volume.extents(n)[0].physical for _, n in volume.walk(volume.lookup(f"/d{d}"))] for d in range(5)]
+        starts = [
+            [volume.extents(n)[0].physical for _, n in volume.walk(volume.lookup(f"/d{d}") or 0)] for d in range(5)
+        ]
         of_dirs = [volume.extents(volume.lookup(f"/d{d}") or 0)[0].physical for d in range(5)]
     assert all(sorted(s) == s for s in starts)
     assert [s for group in starts for s in group] == sorted(s for group in starts for s in group)
