@@ -43,6 +43,8 @@ IMAGES = {
     "block maps": "-t ext2 -b 1024",
     "data in inodes": "-t ext4 -b 1024 -I 512 -O inline_data,ea_inode,large_dir,mmp,^has_journal",
     "everything odd": "-t ext4 -b 2048 -O bigalloc,casefold,verity,quota,project,^metadata_csum -I 256",
+    "many groups": "-t ext4 -b 1024 -g 1024 -G 2 -O ^metadata_csum,sparse_super2,^has_journal",
+    "quotas and orphans": "-t ext4 -b 1024 -O quota,project -I 256",
     "crashed": "-t ext4 -b 1024 -J size=1 -O orphan_file,metadata_csum",
     "crashed, no checksums": "-t ext3 -b 1024 -J size=1",
     "fast commits": "-t ext4 -b 1024 -O fast_commit,^metadata_csum",
@@ -86,12 +88,15 @@ def prepare(name: str, image: Path) -> None:
     options = IMAGES[name].split()
     words: list[str | Path] = [*options, "-N", "192", image, "5M"]
     mount = image.parent / "mnt"
-    if name == "everything odd":  # not for this kernel
+    if name in ("everything odd", "quotas and orphans"):  # not for this kernel
         tree = image.parent / "tree"
         tree.mkdir()
         fill_small(tree, 700)
         run(tool("mke2fs"), "-q", "-F", "-d", tree, *words)
-        run(tool("debugfs"), "-w", "-R", "sif /few flags 0x40080000", image)
+        if name == "everything odd":
+            run(tool("debugfs"), "-w", "-R", "sif /few flags 0x40080000", image)
+        else:
+            _orphan(image, "/f4", "/holes")
         return
     if options:
         run(tool("mke2fs"), "-q", "-F", *words)
@@ -103,6 +108,15 @@ def prepare(name: str, image: Path) -> None:
         return
     with mounted(image, mount, "rw,commit=300") as root:
         _crash(root, image, fast=name == "fast commits")
+
+
+def _orphan(image: Path, *names: str) -> None:
+    """Make orphans of files, and a volume in need of recovery."""
+    with Volume.open(image) as volume:
+        inos = [volume.lookup(name) for name in names]
+    requests = [f"unlink {name}" for name in names] + [f"sif <{ino}> links_count 0" for ino in inos]
+    requests += [f"sif <{inos[0]}> dtime {inos[1]}", f"ssv last_orphan {inos[0]}", "feature needs_recovery"]
+    run(tool("debugfs"), "-w", "-f", "-", image, stdin="\n".join(requests))
 
 
 def _crash(root: Path, image: Path, *, fast: bool) -> None:
@@ -242,6 +256,14 @@ def _command(*words: str | Path) -> None:
         raise CommandFailed(f"exit code {code}")
 
 
+def _cat(path: Path, *names: str) -> None:
+    """Print files, unless they are very large now: that may take as long as it takes."""
+    with Volume.open(path, verify=False) as volume:
+        sizes = [volume.stat(paths.resolve(volume, name)).size for name in names]
+    if max(sizes) < 1 << 30:
+        _command("cat", path, *names)
+
+
 class CommandFailed(Ext4LiteError):
     """A command ended with a documented exit code that is not 0."""
 
@@ -315,7 +337,7 @@ def readers(path: Path, scratch: Path) -> dict[str, Callable[[], None]]:
         "guest": lambda: open_for_guest(path, readonly=True).close(),
         "ls": lambda: _command("ls", "-lR", path),
         "ls --json": lambda: _command("ls", "-R", "--json", "--no-verify", path),
-        "cat": lambda: _command("cat", path, "/f4", "/short", "/holes"),
+        "cat": lambda: _cat(path, "/f4", "/short", "/holes"),
         "stat": lambda: _command("stat", "--json", path, "/f0", "/d", "/null", "/long", "/tall"),
         "xattr": lambda: _command("xattr", "--json", path, "/f3"),
         "cp-out": lambda: _command("cp-out", "-r", "--no-verify", path, "/", scratch),
