@@ -28,7 +28,7 @@ from ext4lite.mkfs import mkfs
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
 from support.ext4_judges import mounted, run, tool
-from support.feature_images import fallocate
+from support.feature_images import count_quotas, fallocate
 from support.structures import Image, Locator, Structure
 
 Change = tuple[int, int, int, int, int]
@@ -96,6 +96,7 @@ def prepare(name: str, image: Path) -> None:
         if name == "everything odd":
             run(tool("debugfs"), "-w", "-R", "sif /few flags 0x40080000", image)
         else:
+            count_quotas(image)
             _orphan(image, "/f4", "/holes")
         return
     if options:
