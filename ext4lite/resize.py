@@ -310,6 +310,9 @@ class _Resize:
     def _on_copy(self, old: Shape, new: Shape) -> None:
         """Change a copy and put it in the volume's place. HostError (no room on the host), VolumeFull."""
         target = Path(os.path.realpath(self.where))
+        if (names := os.fstat(self.fd).st_nlink) > 1:
+            what = f"the file has {names} names (hard links), and only one would get the new volume"
+            raise HostError(what, where=self.where)
         made = hostfs.NewFile(target)
         try:
             try:
