@@ -21,6 +21,7 @@ from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 
 if TYPE_CHECKING:
+    from ext4lite.dirnames import NamesOnDisk
     from ext4lite.writable import WritableBase
 
 _U16X2 = Struct("<HH")
@@ -47,7 +48,7 @@ class DirState:
     """What is in memory about one directory."""
 
     parent: int
-    names: dict[bytes, Name]
+    names: dict[bytes, Name] | NamesOnDisk
     blocks: list[int]
     """Block of the volume for each block of the directory."""
     room: dict[int, int] = field(default_factory=dict)
@@ -171,6 +172,13 @@ class DirWriter:
 
     def _find(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
         """Return the offsets of a name's entry in its leaf and of the entry before it (-1 for none)."""
+        at, before = self._look(data, block, name)
+        if at < 0:
+            raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return at, before
+
+    def _look(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
+        """As :meth:`_find`; -1 for a name that is not there."""
         at, before, wanted = 0, -1, len(name)
         end, unpack = self.end, HEADER.unpack_from
         while at < end:
@@ -183,7 +191,7 @@ class DirWriter:
                 return at, before
             before = at
             at += length
-        raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return -1, before
 
     def replace(self, name: bytes, ino: int, kind: int) -> None:
         """Let a name that is there name another inode."""
@@ -362,6 +370,10 @@ class DirWriter:
             raise CorruptImage("index root is wrong", where=self.where)
         return data, version, levels
 
+    def verify_root(self) -> None:
+        """Raise CorruptImage unless the first block is an index's root."""
+        self._root()
+
     def _most_levels(self) -> int:
         return 2 if self.volume.super.incompat & c.INCOMPAT_LARGE_DIR else 1
 
@@ -396,6 +408,48 @@ class DirWriter:
         if self._insert(self._read(block), block, name, ino, kind):
             return block
         return self._split(steps, block, version, (name, ino, kind))
+
+    def find_by_hash(self, name: bytes) -> Name | None:
+        """Look a name up in a hashed directory, as a reader without memory does; None if it is not there."""
+        value = self._hash(name, self._root()[1])
+        steps, block = self._probe(value)
+        while True:
+            data = self._read(block)
+            at, _ = self._look(data, block, name)
+            if at >= 0:
+                ino, _, _, kind = HEADER.unpack_from(data, at)
+                return Name(ino, kind if self._typed else 0, block)
+            following = self._next_leaf(steps, value)
+            if following is None:
+                return None
+            block = following
+
+    def _next_leaf(self, steps: list[_Step], value: int) -> int | None:
+        """Return the next leaf if names of this hash go on in it, and move ``steps`` there."""
+        level = len(steps) - 1
+        while steps[level].index + 1 >= steps[level].count:
+            if not level:
+                return None
+            level -= 1
+        step = steps[level]
+        data = self._read(step.block)
+        at = self._index_at(step.block) + 8 * (step.index + 1)
+        if _U32.unpack_from(data, at)[0] & ~1 != value:
+            return None
+        step.index += 1
+        block: int = _U32.unpack_from(data, at + 4)[0] & _BLOCK_MASK
+        for below in range(level + 1, len(steps)):
+            inside = self._get_index(self._read(block), block)
+            steps[below] = _Step(block, 0, len(inside))
+            block = inside[0][1]
+        if not 0 < block < len(self.state.blocks):
+            raise CorruptImage(f"index points to block {block}", where=self.where)
+        return block
+
+    def has_names(self) -> bool:
+        """Tell whether there is any name but ``.`` and ``..``."""
+        parse = self.volume._parse
+        return any(parse(bytes(self._read(block)), self.where) for block in range(len(self.state.blocks)))
 
     def _split(self, steps: list[_Step], block: int, version: int, entry: tuple[bytes, int, int]) -> int:
         """Move the upper half of a full leaf to a new one and put ``entry`` where it belongs."""

@@ -25,6 +25,7 @@ from typing import Literal
 from ext4lite import directory, paths
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import inode_seed
+from ext4lite.dirnames import NamesOnDisk
 from ext4lite.dirwrite import DirState, DirWriter, Name
 from ext4lite.errors import (
     Busy,
@@ -64,6 +65,8 @@ _SPECIAL = (b"", b".", b"..")
 _FAST_SYMLINK = 60
 _DIRECTORIES_KEPT = 256
 _NAMES_KEPT = 100_000
+_LARGE_DIRECTORY = 1 << 20
+"""Bytes from which a directory with an index is not held in memory."""
 _TRIM_EVERY = 64
 _SGID = 0o2000
 _INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
@@ -230,6 +233,11 @@ class WritableVolume(OrphanVolume):
         if rest or not 0 < count <= len(blocks):
             raise CorruptImage(f"size of {record.size} bytes is not its blocks", where=where)
         del blocks[count:]
+        if record.fields.i_flags & c.INDEX_FL and record.size >= _LARGE_DIRECTORY:
+            state = self._states[ino] = DirState(0, NamesOnDisk(self, ino, blocks), blocks)
+            DirWriter(self, record, state).verify_root()
+            state.parent = int.from_bytes(self.block(blocks[0], where)[12:16], "little")
+            return state
         seed = None if self._seed is None else inode_seed(self._seed, ino, record.fields.i_generation)
         index_possible = bool(record.fields.i_flags & c.INDEX_FL)
         names: dict[bytes, Name] = {}
@@ -258,6 +266,10 @@ class WritableVolume(OrphanVolume):
         super()._trim()
         self._operations += 1
         if self._operations % _TRIM_EVERY == 0:
+            for ino, state in list(self._states.items()):
+                large = len(state.names) and len(state.blocks) * self.block_size >= 2 * _LARGE_DIRECTORY
+                if large and self.inode(ino).fields.i_flags & c.INDEX_FL:
+                    del self._states[ino]  # it has grown: its names are looked up on disk from now on
             names = sum(len(state.names) for state in self._states.values())
             while len(self._states) > _DIRECTORIES_KEPT or (names > _NAMES_KEPT and len(self._states) > 1):
                 names -= len(self._states.popitem(last=False)[1].names)
