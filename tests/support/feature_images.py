@@ -135,7 +135,7 @@ def corners(root: Path, case: Case) -> None:
         os.utime(here / f"at{seconds}", ns=(ns, ns))
     _holes(here, "-b 1024" in case.options)
     if "^ext_attr" not in case.options:
-        _attributes(here)
+        _attributes(here, more=["gnu.translator"] if case.judge == "kernel" else [])
     r = random.Random(case.name)
     if "inline" in case.extras:
         for size in (0, 1, 59, 60, 61, 100, 159, 160, 161, 400, 900):
@@ -172,9 +172,9 @@ def _holes(here: Path, far: bool) -> None:
             f.write(b"%d" % at)
 
 
-def _attributes(here: Path) -> None:
+def _attributes(here: Path, more: list[str]) -> None:
     (here / "attributes").touch()
-    for name in ("user.a", "trusted.b", "security.c", "user." + "n" * 200, "user.\udcff\udcfe"):
+    for name in ("user.a", "trusted.b", "security.c", "user." + "n" * 200, "user.\udcff\udcfe", *more):
         os.setxattr(here / "attributes", name, name.encode("utf-8", "surrogateescape") * 2)
     for i in range(3):  # equal sets share one block
         (here / f"shared{i}").touch()
