@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -287,8 +286,12 @@ def test_the_host_fails(tmp_path: Path, options: str, size: int) -> None:
     for writes in range(0, 200, 5):
         image.write_bytes(before)
         left = [writes]
+
+        def device(blocks: Blocks, left: list[int] = left) -> Blocks:
+            return _Failing(blocks, left)
+
         try:
-            resize(image, size * MIB, device=partial(_Failing, left=left))
+            resize(image, size * MIB, device=device)
             done = True
         except HostError:
             recover(image)
