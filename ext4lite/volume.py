@@ -375,7 +375,7 @@ class Volume:
 
     def chunks(self, ino: int) -> Iterator[bytes]:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
-        yield from self._chunks(self._live(ino), 0, 1 << 63)
+        return self._chunks(self._live(ino), 0, 1 << 63)
 
     def pieces(self, ino: int) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, data) of what a regular file holds, ascending, up to 4 MiB each; holes are left out."""
@@ -410,9 +410,15 @@ class Volume:
             yield from _zeros(end - offset - len(data))  # mke2fs -d makes files like that of nothing but a hole
             return
         block_size = self.block_size
-        where = self._at(f"inode {record.ino}")
+        where = f"{self.where}: inode {record.ino}"
+        runs = self.map(record)[0]
         at = offset
-        for run in self.map(record)[0]:
+        if len(runs) == 1 and end - at <= _CHUNK:
+            run = runs[0]
+            if run.logical == 0 and end <= run.count * block_size and not run.unwritten:
+                yield self._pread(end - at, run.physical * block_size + at, where)  # most files, at once
+                return
+        for run in runs:
             start, stop = run.logical * block_size, (run.logical + run.count) * block_size
             if stop <= at:
                 continue
@@ -586,7 +592,7 @@ class Volume:
             for name, child, _ in self.iterdir(ino):
                 inside = above + b"/" + name
                 yield inside, child
-                if self._live(child).type == c.S_IFDIR:
+                if self._live(child).fields.i_mode & c.S_IFMT == c.S_IFDIR:
                     if child in seen:
                         where = self._at(f"directory inode {child}")
                         raise CorruptImage(f"has a second name, {inside!r}", where=where)
