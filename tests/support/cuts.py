@@ -50,7 +50,7 @@ class Recording:
         """See Blocks."""
         return self.below.read(block, count)
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """See Blocks."""
         self.events.append((block * self.block_size, bytes(data)))
         self.below.write(block, data)
@@ -397,7 +397,7 @@ class _Reversible(Recording):
         super().__init__(below, events)
         self._disk = disk
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         self.events.append((block * self.block_size, bytes(data)))
         self._disk.write(block * self.block_size, bytes(data))
 
