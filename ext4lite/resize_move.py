@@ -27,7 +27,7 @@ from ext4lite.resize_volume import LayoutVolume
 _CHUNK = 1 << 20
 _METADATA_A_STEP = 32
 _MOST_SHARERS = 1024
-_INODES_A_PASS = 20_000
+_INODES_A_PASS = 100_000
 RESIZE_INO = 7
 _BAD_BLOCKS_INO = 1
 _DIND = 13

@@ -261,8 +261,9 @@ class LayoutVolume(WritableVolume):
             self.cache.drop(number)
 
     def step(self, operation: Callable[[], None]) -> None:
-        """Run an operation, all or nothing."""
+        """Run an operation, all or nothing; what it changed in inodes is in their tables afterwards."""
         self._run(operation)
+        self._store_inodes()
 
     def write_superblock_copies(self) -> None:
         """Write the copies of the superblock; no flush."""

@@ -261,7 +261,7 @@ class _Failing:
     def read(self, block: int, count: int = 1) -> bytes:
         return self.below.read(block, count)
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         self.left[0] -= 1
         if self.left[0] < 0:
             raise HostError("no space left on device")
