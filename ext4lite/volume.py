@@ -57,6 +57,9 @@ _FULL_EXTRA = Inode.SIZE - 128
 class Volume:
     """An image open for reading, under a shared lock. Not thread-safe. Make it with :meth:`open`."""
 
+    _unchanging = True
+    """Whether nothing is written through this object."""
+
     def __init__(
         self, fd: int, sb: Super, where: str, recovered: Recovered | None = None, *, verify: bool = True
     ) -> None:
@@ -88,6 +91,7 @@ class Volume:
         self._window = _WINDOW
         """Bytes (aligned to that) that :meth:`_metadata` gives at most."""
         self._windows: OrderedDict[int, bytes] = OrderedDict()
+        self._kept_runs: tuple[InodeRecord, list[Extent]] | None = None
         self._descriptors: dict[int, GroupDesc] = {}
         self._records: dict[int, InodeRecord] = {}
         self._directories: OrderedDict[int, dict[bytes, int]] = OrderedDict()
@@ -149,6 +153,7 @@ class Volume:
     def refresh(self) -> None:
         """Forget everything that was read: the blocks below have changed."""
         self._windows.clear()
+        self._kept_runs = None
         self._descriptors.clear()
         self._records.clear()
         self._directories.clear()
@@ -373,6 +378,16 @@ class Volume:
             raise CorruptImage("claims more blocks than the volume has", where=where)
         return runs, own
 
+    def _runs(self, record: InodeRecord) -> list[Extent]:
+        """Return the runs to read from. The last tree is kept: who reads a file in pieces asks again and again."""
+        kept = self._kept_runs
+        if kept is not None and kept[0] is record:
+            return kept[1]
+        runs, own = self.map(record)
+        if own and self._unchanging and self._overlay is None:
+            self._kept_runs = record, runs
+        return runs
+
     def chunks(self, ino: int) -> Iterator[bytes]:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
         return self._chunks(self._live(ino), 0, 1 << 63)
@@ -411,7 +426,7 @@ class Volume:
             return
         block_size = self.block_size
         where = f"{self.where}: inode {record.ino}"
-        runs = self.map(record)[0]
+        runs = self._runs(record)
         at = offset
         if len(runs) == 1 and end - at <= _CHUNK:
             run = runs[0]

@@ -50,6 +50,8 @@ _CTIME_END, _MTIME_END, _ATIME_END, _CRTIME_END = 8, 12, 16, 24  # i_extra_isize
 class WritableBase(Volume):
     """The machinery of :class:`ext4lite.writer.WritableVolume`. Not thread-safe."""
 
+    _unchanging = False
+
     def __init__(
         self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:

@@ -9,11 +9,12 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
 
-from ext4lite import manifest, paths
+from ext4lite import extents, manifest, paths
 from ext4lite.checksum import crc32c, inode_seed, superblock_checksum
 from ext4lite.cli import run as cli
 from ext4lite.errors import CorruptImage, NeedsRecovery, Unsupported
@@ -114,7 +115,7 @@ def test_extent_trees_of_any_depth(tmp_path: Path, levels: int) -> None:
     assert_read_as_mounted(image, tmp_path / "mnt")
 
 
-def test_extent_trees_as_the_kernel_grows_them(tmp_path: Path) -> None:
+def test_extent_trees_as_the_kernel_grows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holes punched into a file of 1 KiB blocks: over 28,000 extents, three levels below the root."""
     image = tmp_path / "image"
     make(image, "-b", "1024", "-O", "^has_journal", size="96M")
@@ -130,6 +131,11 @@ def test_extent_trees_as_the_kernel_grows_them(tmp_path: Path) -> None:
         assert ino is not None
         assert volume.inode(ino).fields.i_block[6] == 3
         assert len(volume.extents(ino)) == 60 * 512
+        read_tree = Mock(wraps=extents.read_tree)
+        monkeypatch.setattr(extents, "read_tree", read_tree)
+        for at in range(0, 60 * MIB, 4 * MIB):
+            assert volume.read(ino, at + 1024, 1024) == random.Random(at // MIB).randbytes(MIB)[1024:2048]
+        assert read_tree.call_count == 1  # not once a piece
     assert_read_as_mounted(image, tmp_path / "mnt")
 
 
