@@ -31,6 +31,10 @@ from ext4lite.rebuild.target import Output, Space
 _DIR = c.S_IFDIR >> 12
 _FSCK = "run e2fsck -fy on it"
 _PROGRESS_EVERY = 16 << 20
+_AHEAD = 256
+_AHEAD_BYTES = 8 << 20
+Mapped = tuple[list[Extent], int]
+"""An inode's runs, and how many blocks their map takes."""
 
 
 class Engine:
@@ -76,9 +80,7 @@ class Engine:
         found = self._found
         self._reserved()
         for directories in (True, False):
-            for ino in found.order:
-                if (found.kind(ino) == _DIR) == directories:
-                    self._inode(self._volume.inode(ino))
+            self._tree(directories)
         if self._shared:
             number = next(iter(self._shared))
             what = f"attribute block {number} has fewer users than it says"
@@ -113,13 +115,40 @@ class Engine:
     def _put(self, number: int, data: bytes) -> None:
         self._output.put(data, number * self._block_size)
 
-    def _inode(self, record: InodeRecord) -> list[Extent]:
-        """Write an inode with all its blocks; return its new runs."""
+    def _tree(self, directories: bool) -> None:
+        """Write the tree's directories, or everything else in it.
+
+        Some inodes ahead are looked at, so that the host reads their content, wherever it lies, while those before are
+        written.
+        """
+        ahead: list[tuple[InodeRecord, Mapped]] = []
+        waiting = 0
+        for ino in self._found.order:
+            if (self._found.kind(ino) == _DIR) != directories:
+                continue
+            record = self._volume.inode(ino)
+            mapped = self._volume.map(record)
+            ahead.append((record, mapped))
+            waiting += sum(run.count for run in mapped[0]) * self._block_size
+            if len(ahead) >= _AHEAD or waiting >= _AHEAD_BYTES:
+                self._all(ahead)
+                ahead, waiting = [], 0
+        self._all(ahead)
+
+    def _all(self, ahead: list[tuple[InodeRecord, Mapped]]) -> None:
+        self._output.expect(
+            sorted((run.physical, run.count) for _, (runs, _) in ahead for run in runs), self._block_size
+        )
+        for record, mapped in ahead:
+            self._inode(record, mapped)
+
+    def _inode(self, record: InodeRecord, mapped: Mapped) -> list[Extent]:
+        """Write an inode with all its blocks, ``mapped`` so far; return its new runs."""
         fields, where = record.fields, f"{self._source.where}: inode {record.ino}"
         before = blocks_of(fields, self._block_size, self._huge) if self._quota or self._ea_inodes else 0
         new_ino = self._numbers(record.ino)
         seed = None if self._seed is None else inode_seed(self._seed, new_ino, fields.i_generation)
-        runs, own_before = self._volume.map(record)
+        runs, own_before = mapped
         directory = fields.i_mode >> 12 == _DIR
         out: list[Extent] = []
         clusters = 0
@@ -246,12 +275,13 @@ class Engine:
             elif ino == own.orphans:
                 self._write_orphans(record)
             elif ino in own.quotas:
-                self._quota_runs[ino] = self._volume.map(record)[0]
-                self._quota_runs[-ino] = self._inode(record)
+                mapped = self._volume.map(record)
+                self._quota_runs[ino] = mapped[0]
+                self._quota_runs[-ino] = self._inode(record, mapped)
             elif ino == c.BAD_INO:
                 self._write_bad(record)
             elif any(record.raw):
-                self._inode(record)
+                self._inode(record, self._volume.map(record))
 
     def _write_bad(self, record: InodeRecord) -> None:
         """A file has no bad blocks: the inode that lists them becomes empty."""

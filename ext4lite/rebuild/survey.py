@@ -185,7 +185,7 @@ def inline_areas(record: InodeRecord, where: str) -> list[tuple[int, int]]:
     return areas
 
 
-def survey(source: Source) -> Survey:
+def explore(source: Source) -> Survey:
     """Look at every inode and walk the tree.
 
     CorruptImage for what e2fsck would have to repair: names of inodes that are not in use, inodes without a name, wrong
