@@ -17,14 +17,15 @@ class NamesOnDisk:
     What is set and deleted here is what the caller has changed in the blocks already, so both do nothing.
     """
 
-    def __init__(self, volume: WritableBase, ino: int, blocks: list[int]) -> None:
+    def __init__(self, volume: WritableBase, ino: int) -> None:
         self._volume = volume
         self._ino = ino
-        self._state = DirState(0, {}, blocks)
+        self.state: DirState
+        """The directory's state, whose names these are; set by who makes both."""
 
     @property
     def _writer(self) -> DirWriter:
-        return DirWriter(self._volume, self._volume.inode(self._ino), self._state)
+        return DirWriter(self._volume, self._volume.inode(self._ino), self.state)
 
     def get(self, name: bytes) -> Name | None:
         """Return what a name names."""

@@ -55,6 +55,8 @@ class DirState:
     """Upper bound of the largest gap of a block, where it is known (linear directories)."""
     starts: dict[int, int] = field(default_factory=dict)
     """Byte of the entry that was put into a block last: the next one probably has its place there."""
+    hashed: tuple[bytes, int] = (b"", 0)
+    """The name hashed last, and its hash."""
 
 
 @dataclass(slots=True)
@@ -293,6 +295,13 @@ class DirWriter:
         except ValueError:
             raise Unsupported(f"directory hash version {version} is unknown", where=self.where) from None
 
+    def _hash_once(self, name: bytes, version: int) -> int:
+        """As :meth:`_hash`; an operation that looks a name up and then adds it hashes it once."""
+        known = self.state.hashed
+        if known[0] != name:
+            known = self.state.hashed = name, self._hash(name, version)
+        return known[1]
+
     @staticmethod
     def _index_at(block: int) -> int:
         return DX_NODE_AT if block else DX_ROOT_AT
@@ -403,7 +412,7 @@ class DirWriter:
 
     def _add_indexed(self, name: bytes, ino: int, kind: int) -> int:
         version = self._root()[1]
-        value = self._hash(name, version)
+        value = self._hash_once(name, version)
         steps, block = self._probe(value)
         if self._insert(self._read(block), block, name, ino, kind):
             return block
@@ -411,7 +420,7 @@ class DirWriter:
 
     def find_by_hash(self, name: bytes) -> Name | None:
         """Look a name up in a hashed directory, as a reader without memory does; None if it is not there."""
-        value = self._hash(name, self._root()[1])
+        value = self._hash_once(name, self._root()[1])
         steps, block = self._probe(value)
         while True:
             data = self._read(block)

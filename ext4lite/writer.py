@@ -234,7 +234,8 @@ class WritableVolume(OrphanVolume):
             raise CorruptImage(f"size of {record.size} bytes is not its blocks", where=where)
         del blocks[count:]
         if record.fields.i_flags & c.INDEX_FL and record.size >= _LARGE_DIRECTORY:
-            state = self._states[ino] = DirState(0, NamesOnDisk(self, ino, blocks), blocks)
+            on_disk = NamesOnDisk(self, ino)
+            state = on_disk.state = self._states[ino] = DirState(0, on_disk, blocks)
             DirWriter(self, record, state).verify_root()
             state.parent = int.from_bytes(self.block(blocks[0], where)[12:16], "little")
             return state

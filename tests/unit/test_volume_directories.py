@@ -28,7 +28,7 @@ def test_names_on_disk_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.M
         with Volume.open(image, mode="rw") as v:
             if not turn:
                 v.mkdir("/d")
-            for i in range(1800):
+            for i in range(900):
                 kind = r.random() if names else 0
                 if kind < 0.6:
                     path = f"/d/{'n' * r.randrange(1, 60)}{turn}-{i}"
