@@ -305,9 +305,12 @@ class Volume:
             raise CorruptImage(what, where=self._at(f"inode {ino}"))
         return record
 
-    def used_inodes(self) -> Iterator[InodeRecord]:
-        """Yield the records of all inodes with links, group after group, without looking at names."""
-        for group in range(self.super.groups):
+    def used_inodes(self, groups: int | None = None) -> Iterator[InodeRecord]:
+        """Yield the records of all inodes with links, group after group, without looking at names.
+
+        ``groups`` is the number of groups to look at, by default all.
+        """
+        for group in range(self.super.groups if groups is None else groups):
             desc = self.group(group)
             uninit = self._uninit
             if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
