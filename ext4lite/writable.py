@@ -373,10 +373,10 @@ class WritableBase(Volume):
 
     # -- inodes -----------------------------------------------------------------------------------------------------
 
-    def used_inodes(self) -> Iterator[InodeRecord]:
-        """Yield the records of all inodes with links, group after group, without looking at names."""
+    def used_inodes(self, groups: int | None = None) -> Iterator[InodeRecord]:
+        """See :meth:`ext4lite.volume.Volume.used_inodes`."""
         self.alloc.update_descriptors()
-        return super().used_inodes()
+        return super().used_inodes(groups)
 
     def file_map(self, record: InodeRecord) -> ExtentTree | BlockMap:
         """Return the map of an inode's blocks, for changing."""
