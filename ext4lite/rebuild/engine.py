@@ -326,7 +326,7 @@ class Engine:
 
     def _write_orphans(self, record: InodeRecord) -> None:
         new_ino, generation = self._numbers(record.ino), record.fields.i_generation
-        runs = self._fresh(record, -(-record.size // self._block_size))
+        runs = self._fresh(record, self._source.own_blocks(record.ino))
         for run in runs:
             for number in range(run.physical, run.physical + run.count):
                 self._put(number, special.orphan_block(self._block_size, number, self._seed, new_ino, generation))

@@ -91,6 +91,22 @@ class Source:
             quotas=[raw.s_usr_quota_inum, raw.s_grp_quota_inum, raw.s_prj_quota_inum] if quota else [],
         )
 
+    def own_blocks(self, ino: int) -> int:
+        """Return how many blocks one of the volume's own inodes has: without a hole, as many as its size says.
+
+        CorruptImage.
+        """
+        record = self.volume.inode(ino)
+        count = 0
+        for run in self.volume.map(record)[0]:
+            if run.logical != count:
+                break
+            count += run.count
+        if record.fields.i_mode >> 12 != c.S_IFREG >> 12 or -(-record.size // self.block_size) != count or not count:
+            what = f"has {count} blocks and a size of {record.size} bytes"
+            raise CorruptImage(what, where=f"{self.where}: inode {ino}, the volume's own", hint=_FSCK)
+        return count
+
     def used_inodes(self) -> array[int]:
         """Return the numbers of the inodes in use, by the bitmaps. CorruptImage."""
         volume, per = self.volume, self.super.raw.s_inodes_per_group

@@ -85,7 +85,10 @@ def attempt(data: bytes, directory: Path, size: int | None) -> bool:
     return True
 
 
-@pytest.fixture(scope="module", params=[name for name in IMAGES if "crash" not in name and "fast" not in name])
+CLEAN = [name for name in IMAGES if not any(word in name for word in ("crashed", "fast commits", "orphans"))]
+
+
+@pytest.fixture(scope="module", params=CLEAN)
 def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return Sample(request.param, tmp_path_factory.mktemp("compact"))
 
