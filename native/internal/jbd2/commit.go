@@ -50,7 +50,8 @@ func (j *Journal) detach() (*transaction, error) {
 		return nil, nil
 	}
 	if j.cfg.BeforeCommit != nil {
-		h := &Handle{j: j, t: t}
+		t.promised.Add(hookCredits)
+		h := &Handle{j: j, t: t, credits: hookCredits}
 		if err := j.cfg.BeforeCommit(h); err != nil {
 			return nil, err
 		}

@@ -26,6 +26,7 @@ type Config struct {
 	// Now is the clock of commit blocks; time.Now when nil.
 	Now func() time.Time
 	// BeforeCommit finishes the running transaction: no handle but its own is open.
+	// It may touch a few blocks that are not part of it yet.
 	BeforeCommit func(*Handle) error
 	// AfterCommit is called once the transaction is durable, before Commit returns.
 	AfterCommit func(tid uint64)
@@ -35,6 +36,7 @@ type Config struct {
 
 const (
 	defaultInterval = 5 * time.Second
+	hookCredits     = 4 // of BeforeCommit
 	minLog          = 512 // blocks: in a quarter of less, an operation of ours might not fit (mke2fs makes 1024 at least)
 )
 
@@ -148,7 +150,7 @@ func Open(dev blockdev.Device, runs []Run, cfg Config) (*Journal, error) {
 	}
 	j := &Journal{log: l, cfg: cfg, head: l.first, places: map[uint64]*item{}}
 	j.maxSize = (l.last - l.first) / 4
-	j.maxBlocks = int64(j.maxSize) - int64(j.maxSize)/int64(l.tagsPer+1) - 4
+	j.maxBlocks = int64(j.maxSize) - int64(j.maxSize)/int64(l.tagsPer+1) - hookCredits - 2
 	tid := uint64(be.Uint32(l.raw[sSequence:]))
 	if tid == 0 {
 		tid = 1
