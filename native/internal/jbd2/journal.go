@@ -36,7 +36,7 @@ type Config struct {
 
 const (
 	defaultInterval = 5 * time.Second
-	hookCredits     = 4 // of BeforeCommit
+	hookCredits     = 4   // of BeforeCommit
 	minLog          = 512 // blocks: in a quarter of less, an operation of ours might not fit (mke2fs makes 1024 at least)
 )
 
