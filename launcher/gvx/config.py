@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from gvx.errors import ConfigError
 
@@ -227,8 +227,9 @@ def parse_mount(text: str) -> Mount:
 
 
 def _parse_durability(text: str, where: str) -> Durability:
-    if text == "process" or text == "host":
-        return text
+    for known in get_args(Durability):
+        if text == known:
+            return known  # type: ignore[no-any-return]
     raise ConfigError(f"unknown durability {text!r}", where=f"--mount {where}", hint="process or host")
 
 

@@ -162,10 +162,9 @@ class Disk:
         self._sure = sure
         disk = bytearray(self._disk)
         if not self._durable:
-            event = events[at] if at < len(events) else None
-            if event and event.kind == "W":  # killed in the middle of it
-                end = (event.offset + r.randrange(len(event.data) + 1)) // PAGE * PAGE
-                self._put(disk, event.offset, event.data[: max(end - event.offset, 0)], "W")
+            for torn in events[at : at + 1]:  # killed in the middle of it
+                end = (torn.offset + r.randrange(len(torn.data) + 1)) // PAGE * PAGE
+                self._put(disk, torn.offset, torn.data[: max(end - torn.offset, 0)], "W" if torn.kind == "W" else "")
             return disk
         keep = r.random()
         for event in events[sure:at]:
@@ -196,7 +195,15 @@ def facts(image: Path) -> list[str]:
             s = volume.stat(ino)
             body = b"".join(volume.chunks(ino)) if s.kind == "file" else b""
             target = volume.readlink(ino).decode() if s.kind == "symlink" else ""
-            words = [name, _KINDS[s.kind], f"{s.mode & 0o7777:o}", s.nlink, len(body), f"{zlib.crc32(body):08x}", target]
+            words = [
+                name,
+                _KINDS[s.kind],
+                f"{s.mode & 0o7777:o}",
+                s.nlink,
+                len(body),
+                f"{zlib.crc32(body):08x}",
+                target,
+            ]
             words += [f"{key.decode()}={zlib.crc32(value):08x}" for key, value in sorted(volume.xattrs(ino).items())]
             out.append("|".join(str(word) for word in words))
     return sorted(out, key=str.encode)
@@ -260,7 +267,7 @@ def test_cut_off_anywhere(tmp_path: Path, traces: Path, name: str) -> None:
 
 
 def _super_whole(image: bytearray) -> bool:
-    """Tell whether the superblock was not cut in half: e2fsprogs and the kernel do not take it from the journal then."""
+    """Tell whether the superblock was not cut in half: the journal has it, but only ours looks there first."""
     raw = bytes(image[1024:2048])
     (ro_compat,) = struct.unpack_from("<I", raw, 100)
     return not ro_compat & 0x400 or crc32c(0xFFFFFFFF, raw[:1020]) == struct.unpack_from("<I", raw, 1020)[0]
