@@ -184,7 +184,8 @@ def parse_mount(text: str) -> Mount:
     ``destination|dst|target``, ``readonly|ro[=true|false]``. The type is ``volume`` when left out. ``durability`` is
     ours.
     """
-    kind, source, destination, readonly, size, durability = "volume", "", "", False, 0, ""
+    kind, source, destination, readonly, size = "volume", "", "", False, 0
+    durability: str | None = None
     for part in next(csv.reader([text], strict=True), []):
         key, equals, value = part.partition("=")
         match key.lower():
@@ -210,7 +211,7 @@ def parse_mount(text: str) -> Mount:
     if kind == "tmpfs":
         if source:
             raise ConfigError("a tmpfs has no src=", where=f"--mount {text}")
-        if durability:
+        if durability is not None:
             raise ConfigError("a tmpfs has no durability=", where=f"--mount {text}")
         return Mount("tmpfs", destination, readonly=readonly, size_bytes=size)
     if kind != "volume":
@@ -222,7 +223,7 @@ def parse_mount(text: str) -> Mount:
         destination,
         source=Path(source).absolute(),
         readonly=readonly,
-        durability=_parse_durability(durability or "process", text),
+        durability=_parse_durability("process" if durability is None else durability, text),
     )
 
 

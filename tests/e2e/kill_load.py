@@ -6,6 +6,7 @@ later one), ``gone PATH``, ``rows PATH N``, ``commit PATH HASH``, ``docker NAME`
 """
 
 # System calls are what is tested.
+# mypy: ignore-errors
 # ruff: noqa: PTH103, PTH104, PTH108, PTH110, SIM115
 
 import io

@@ -89,9 +89,9 @@ class Promises:
             done = subprocess.run([*git, "fsck", "--no-dangling"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{path}: {done.stdout}{done.stderr}"
             done = subprocess.run(
-                [*git, "merge-base", "--is-ancestor", commit, "HEAD"], capture_output=True, check=False
+                [*git, "merge-base", "--is-ancestor", commit, "HEAD"], capture_output=True, text=True, check=False
             )
-            assert done.returncode == 0, f"{path}: commit {commit} is not there: {done.stderr!r}"
+            assert done.returncode == 0, f"{path}: commit {commit} is not there: {done.stderr}"
 
     def _unlinking(self, path: str) -> bool:
         """Tell whether a log is so old that its removal may have been under way."""
