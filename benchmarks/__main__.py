@@ -1,4 +1,4 @@
-"""``python -m benchmarks [golden] [episode] [--runs N] [--json FILE]``: run the benchmarks and print their tables."""
+"""``python -m benchmarks [golden] [episode] [ext4] [--runs N] [--json FILE]``: run them and print tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.harness import Report, write_json
 
-ALL = ("golden", "episode")
+ALL = ("golden", "episode", "ext4")
 
 
 def main() -> None:

@@ -15,12 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.harness import Report, Row, removed_afterwards, timed
+from benchmarks.harness import Report, Row, fsync_path, loop_mounted, removed_afterwards, timed
 from ext4lite.clone import clone
 from fixtures import image_path
 
@@ -51,27 +49,6 @@ def decompress_and_hash(blobs: list[Path]) -> None:
         with igzip_threaded.open(path, "rb", threads=1) as stream:  # type: ignore[no-untyped-call]
             while chunk := stream.read(CHUNK):
                 digest.update(chunk)
-
-
-def fsync_path(path: Path) -> None:
-    """Flush one file to stable storage."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def loop_mounted(image: Path, *options: str) -> Iterator[Path]:
-    """The kernel's mount of ``image``, unmounted on leaving."""
-    point = Path(tempfile.mkdtemp(prefix="gvx-bench-mnt-"))
-    subprocess.run(["mount", "-o", ",".join(("loop", *options)), str(image), str(point)], check=True)
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", str(point)], check=True)
-        point.rmdir()
 
 
 def make_golden(target: Path, layouts: list[Path]) -> None:

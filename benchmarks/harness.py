@@ -6,8 +6,11 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +20,9 @@ from pathlib import Path
 class Row:
     """One measured thing.
 
-    ``seconds`` holds every sample. ``against`` names the row it is compared with (of the same benchmark), ``aim`` says
-    in words what the product wants.
+    ``seconds`` holds every sample, ``cpu`` those of processor time, ``peak`` the most memory that a process had (0 and
+    none: not measured). ``against`` names the row it is compared with (of the same benchmark), ``aim`` says in words
+    what the product wants.
     """
 
     name: str
@@ -26,6 +30,8 @@ class Row:
     against: str = ""
     aim: str = ""
     note: str = ""
+    peak: int = 0
+    cpu: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -58,7 +64,9 @@ class Report:
         from rich.table import Table
 
         table = Table(title=self.title)
-        for column in ("what", "median", "min", "max", "runs", "ratio", "aim", "note"):
+        more = any(row.peak for row in self.rows)
+        columns = ["what", "median", "min", "max", "runs", *(["cpu", "memory"] if more else []), "ratio", "aim", "note"]
+        for column in columns:
             table.add_column(column, justify="left" if column in ("what", "aim", "note") else "right")
         for row in self.rows:
             ratio = self.ratio(row)
@@ -68,6 +76,7 @@ class Report:
                 human(min(row.seconds)),
                 human(max(row.seconds)),
                 str(len(row.seconds)),
+                *([human(statistics.median(row.cpu or [0.0])), f"{row.peak / 1e6:.0f} MB"] if more else []),
                 f"{ratio:.2f} x {row.against}" if ratio is not None else "",
                 row.aim,
                 row.note,
@@ -88,6 +97,62 @@ def timed(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """What a command took: seconds of wall and of processor time, memory at its peak in bytes, and what it printed."""
+
+    seconds: float
+    cpu: float
+    peak: int
+    output: bytes
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment for commands that are measured: compiled modules are kept, as where gvx is installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def measured(argv: Sequence[str | Path], *, keep_output: bool = False) -> Measured:
+    """Run a command in a process of its own and measure it; RuntimeError with what it said when it fails."""
+    reader, writer = os.pipe()
+    with open(reader, "rb") as result:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", Path(__file__).with_name("child.py"), str(writer), *argv],
+            pass_fds=[writer],
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if keep_output else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        os.close(writer)
+        if done.returncode:
+            raise RuntimeError(f"{argv[0]}: exit code {done.returncode}: {done.stderr.decode(errors='replace')}")
+        found = json.loads(result.read())
+    return Measured(found["seconds"], found["cpu"], found["peak"], done.stdout or b"")
+
+
+def fsync_path(path: Path) -> None:
+    """Flush one file to stable storage."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def loop_mounted(image: Path, *options: str) -> Iterator[Path]:
+    """The kernel's mount of ``image``, unmounted on leaving."""
+    point = Path(tempfile.mkdtemp(prefix="gvx-bench-mnt-"))
+    subprocess.run(["mount", "-o", ",".join(("loop", *options)), str(image), str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+        point.rmdir()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ they are first used (source: Documentation/filesystems/ext4/group_descr.rst).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ext4lite.layout._codecs import GroupDesc
 if TYPE_CHECKING:
     from ext4lite.writable import WritableBase
 
+_WINDOWS = 64
 _SNAPSHOT = tuple[int, int, int, int, int, bytearray | None, int, bool, bool, bool]
 
 
@@ -108,7 +110,10 @@ class Allocator:
         """Groups with blocks that become available when the running transaction is safe."""
         self.touched: set[int] = set()
         """Groups that the running transaction may have changed."""
+        self._windows: OrderedDict[int, Run] = OrderedDict()
+        """Free blocks kept, in memory only, for files that grow: by inode number."""
         self._undo: dict[int, _SNAPSHOT] = {}
+        self._undo_windows: OrderedDict[int, Run] = OrderedDict()
         self._undo_totals = (0, 0)
         self._undo_pending: set[int] = set()
 
@@ -119,6 +124,7 @@ class Allocator:
         self._undo = {}
         self._undo_totals = (self.free_blocks, self.free_inodes)
         self._undo_pending = set(self.pending)
+        self._undo_windows = self._windows.copy()
 
     def rollback(self) -> None:
         """Take back what the operation did in memory."""
@@ -129,6 +135,7 @@ class Allocator:
         self._undo = {}
         self.free_blocks, self.free_inodes = self._undo_totals
         self.pending = self._undo_pending
+        self._windows = self._undo_windows
 
     def committed(self) -> None:
         """The running transaction is safe: what it freed can be used."""
@@ -139,10 +146,22 @@ class Allocator:
         self.pending = set()
 
     def _touch(self, group: Group) -> None:
+        self._remember(group)
+        self.touched.add(group.number)
+        group.dirty = True
+
+    def _remember(self, group: Group) -> None:
         if group.number not in self._undo:
             self._undo[group.number] = group.snapshot()
-            self.touched.add(group.number)
-        group.dirty = True
+
+    def _check_counts(self, group: Group) -> None:
+        """Refuse counts that are not those of the bitmaps: they would not fit their fields."""
+        if not (
+            0 <= group.free <= self._per_group
+            and 0 <= group.free_inodes <= self._inodes_per_group
+            and 0 <= group.dirs <= self._inodes_per_group
+        ):
+            raise CorruptImage("counts of free blocks, inodes or directories are wrong", where=self._at(group))
 
     def reseal(self) -> None:
         """Have all descriptors written again: what their checksums begin with is about to change."""
@@ -154,10 +173,8 @@ class Allocator:
         """Groups whose descriptors have to be written."""
         return [g for g in (self.groups[n] for n in sorted(self.touched)) if g.dirty]
 
-    def store(self) -> None:
-        """Write counts, flags and checksums of changed groups into their descriptor blocks."""
-        v = self.volume
-        sb = v.super
+    def update_descriptors(self) -> None:
+        """Make the decoded descriptors say what groups are now."""
         for group in self.dirty_groups():
             desc = group.desc
             desc.bg_free_blocks_count_lo, desc.bg_free_blocks_count_hi = group.free & 0xFFFF, group.free >> 16
@@ -167,6 +184,14 @@ class Allocator:
             if self._has_checksums:
                 desc.bg_itable_unused_lo, desc.bg_itable_unused_hi = group.unused & 0xFFFF, group.unused >> 16
             desc.bg_flags = group.flags
+
+    def store(self) -> None:
+        """Write counts, flags and checksums of changed groups into their descriptor blocks."""
+        v = self.volume
+        sb = v.super
+        self.update_descriptors()
+        for group in self.dirty_groups():
+            desc = group.desc
             if sb.metadata_csum:
                 if group.blocks_changed:
                     total = crc32c(sb.seed, bytes(v.cache.get(group.block_bitmap))[: self._per_group // 8])
@@ -230,6 +255,10 @@ class Allocator:
                 group.busy = self._fresh_bitmap(group)
             else:
                 group.busy = bytearray(self.volume.verified_bitmap(group.number, blocks=True))
+            for window in self._windows.values():
+                number, bit = divmod(window.start - self._first, self._per_group)
+                if number == group.number:
+                    bitmap.fill(group.busy, bit, window.count, used=True)
         return group.busy
 
     # -- blocks -----------------------------------------------------------------------------------------------------
@@ -237,10 +266,63 @@ class Allocator:
     def allocate(self, goal: int, want: int) -> Run:
         """Take up to ``want`` blocks in one piece, as near after ``goal`` as they come; at least one, or VolumeFull."""
         run = self._search(goal, want)
-        if run is None:
-            raise VolumeFull("no free blocks are left", where=self.volume.where)
+        while run is None:
+            if not self._windows:
+                raise VolumeFull("no free blocks are left", where=self.volume.where)
+            for owner in list(self._windows):
+                self.drop_window(owner)
+            run = self._search(goal, want)
         self._mark(run.start, run.count, used=True)
         return run
+
+    def allocate_growing(self, owner: int, goal: int, want: int, ahead: int) -> Run:
+        """Take blocks as :meth:`allocate` for a file that grows, and keep up to ``ahead`` more behind them for it.
+
+        So files that grow by turns do not lie block by block between each other. What is kept is free space on disk and
+        in all counts; it is given up when the file ends (:meth:`drop_window`), with many others, or with the last free
+        blocks.
+        """
+        window = self._windows.pop(owner, None)
+        if window is not None and window.start == goal:
+            count = min(want, window.count)
+            if count < window.count:
+                self._windows[owner] = Run(goal + count, window.count - count)
+            self._mark(goal, count, used=True)
+            return Run(goal, count)
+        if window is not None:
+            self._give_up(window)
+        if ahead <= 0 or self.free_blocks < 16 * (want + ahead):
+            return self.allocate(goal, want)
+        found = self._search(goal, want + ahead)
+        if found is None:
+            return self.allocate(goal, want)
+        run = Run(found.start, min(want, found.count))
+        self._mark(run.start, run.count, used=True)
+        if found.count > run.count:
+            group, bit = self._place(run.start + run.count)
+            bitmap.fill(self._busy(group), bit, found.count - run.count, used=True)
+            self._windows[owner] = Run(run.start + run.count, found.count - run.count)
+            if len(self._windows) > _WINDOWS:
+                self.drop_window(next(iter(self._windows)))
+        return run
+
+    def drop_window(self, owner: int) -> None:
+        """Give up what is kept for a file."""
+        window = self._windows.pop(owner, None)
+        if window is not None:
+            self._give_up(window)
+
+    def _give_up(self, window: Run) -> None:
+        group, bit = self._place(window.start)
+        self._remember(group)
+        if group.busy is not None:
+            bitmap.fill(group.busy, bit, window.count, used=False)
+        group.longest = self._blocks_in(group.number)
+
+    def _place(self, block: int) -> tuple[Group, int]:
+        """Return the group of a block, and its bit there."""
+        number, bit = divmod(block - self._first, self._per_group)
+        return self.groups[number], bit
 
     def _search(self, goal: int, want: int) -> Run | None:
         if not self._first <= goal < self.volume.blocks:
@@ -296,6 +378,7 @@ class Allocator:
             change = -part if used else part
             group.free += change
             self.free_blocks += change
+            self._check_counts(group)
             group.blocks_changed = True
             start += part
             count -= part
@@ -363,6 +446,7 @@ class Allocator:
         group.free_inodes -= 1
         self.free_inodes -= 1
         group.dirs += directory
+        self._check_counts(group)
         group.inodes_changed = True
 
     def _clear_inodes(self, group: Group, first: int, last: int) -> None:
@@ -386,4 +470,5 @@ class Allocator:
         self.free_inodes += 1
         if directory:
             group.dirs -= 1
+        self._check_counts(group)
         group.inodes_changed = True

@@ -1,30 +1,27 @@
-"""Attributes of inodes in a writable volume: mode, owner, times, flags, and extended attributes.
-
-Extended attributes lie in the inode while all of them fit, else in a block, or in both. Files with equal blocks share
-one when it was made since the volume was opened; a shared block is left alone and a new one written when an attribute
-changes.
-"""
+"""Attributes of inodes in a writable volume: mode, owner, times, flags, and the ACLs tied to the mode."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ext4lite import xattrs
-from ext4lite.checksum import xattr_block_checksum
-from ext4lite.errors import Exists, Invalid, NoAttribute, NoRoomForAttribute, NotPermitted, Unsupported
-from ext4lite.filedata import DataVolume
+from ext4lite import acl, xattrs
+from ext4lite.errors import AccessDenied, CorruptImage, Invalid, NotSupported
 from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
-from ext4lite.layout._codecs import XattrHeader
+from ext4lite.xattrs import StoredEntry
+from ext4lite.xattrwrite import XattrVolume
 
-_MAX_VALUE = 65536
 _KEPT_FLAGS = c.INDEX_FL | c.HUGE_FILE_FL | c.EXTENTS_FL | c.VERITY_FL | c.EA_INODE_FL | c.INLINE_DATA_FL
 _KEPT_FLAGS |= c.CASEFOLD_FL | c.ENCRYPT_FL
-_SETTABLE_FLAGS = 0x604BDFFF
+_SETTABLE_FLAGS = 0x604BC0FF
 """Flags that ``chattr`` may change in general (EXT4_FL_USER_MODIFIABLE)."""
+_DIRECTORY_FLAGS = 0x10000 | 0x20000 | 0x20000000 | c.CASEFOLD_FL  # dirsync, topdir, project hierarchy
+_OTHER_FLAGS = 0x40 | 0x80  # nodump, noatime: all that devices and the like can have
+_SUID, _SGID, _GROUP_RUNS = 0o4000, 0o2000, 0o010
+_ACCESS, _DEFAULT = (c.XATTR_INDEX_ACL_ACCESS, b""), (c.XATTR_INDEX_ACL_DEFAULT, b"")
 
 
-class AttributeVolume(DataVolume):
+class AttributeVolume(XattrVolume):
     """Adds attributes; see :class:`ext4lite.writer.WritableVolume`."""
 
     def set_attributes(
@@ -40,8 +37,11 @@ class AttributeVolume(DataVolume):
     ) -> None:
         """Change what an inode says about itself; the change time becomes now.
 
-        ``mode`` is the 12 permission bits. Times are nanoseconds since 1970, clamped to what the inode can hold.
-        ``flags`` are those of ``chattr``; others stay as they are. Invalid for values out of range.
+        ``mode`` is the 12 permission bits; an access ACL follows it (its owner, mask and others). A new owner without a
+        mode takes set-user-id, set-group-id and file capabilities from what is no directory, as chown(2) does; with a
+        mode, both are simply set. Times are nanoseconds since 1970, clamped to what the inode can hold. ``flags`` are
+        those of ``chattr``; others stay as they are. Invalid for values out of range; NotSupported for flags that this
+        kind of inode cannot have; NotPermitted for an immutable or append-only one, unless its flags are what changes.
         """
         if mode is not None and mode & ~0o7777:
             raise Invalid(f"mode {mode:#o} has other bits than permissions")
@@ -50,164 +50,117 @@ class AttributeVolume(DataVolume):
 
         def change() -> None:
             record = self.changeable(ino)
-            f = record.fields
+            if not (mode is uid is gid is atime_ns is mtime_ns is None):
+                self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
             self._changed = True
-            if mode is not None:
-                f.i_mode = record.type | mode
-            if uid is not None:
-                f.i_uid, f.l_i_uid_high = uid & 0xFFFF, uid >> 16
-            if gid is not None:
-                f.i_gid, f.l_i_gid_high = gid & 0xFFFF, gid >> 16
             if flags is not None:
-                free = _SETTABLE_FLAGS & ~_KEPT_FLAGS
-                f.i_flags = f.i_flags & ~free | flags & free
+                self._set_flags(record, flags)
+            if uid is not None or gid is not None:
+                self._set_owner(record, uid, gid, drop_privileges=mode is None)
+            if mode is not None:
+                self._set_mode(record, mode)
             self.set_times(record, atime=atime_ns, mtime=mtime_ns, ctime=self.clock())
             self.put_inode(record)
 
         self._run(change)
+
+    def _set_flags(self, record: InodeRecord, flags: int) -> None:
+        free = _SETTABLE_FLAGS & ~_KEPT_FLAGS
+        possible = {c.S_IFDIR: ~0, c.S_IFREG: ~_DIRECTORY_FLAGS}.get(record.type, _OTHER_FLAGS)
+        if flags & free & ~possible:
+            raise NotSupported(
+                f"flags {flags & free & ~possible:#x} are not for this kind", where=self._at(f"inode {record.ino}")
+            )
+        record.fields.i_flags = record.fields.i_flags & ~free | flags & free
+
+    def _set_owner(self, record: InodeRecord, uid: int | None, gid: int | None, *, drop_privileges: bool) -> None:
+        f = record.fields
+        if uid is not None:
+            f.i_uid, f.l_i_uid_high = uid & 0xFFFF, uid >> 16
+        if gid is not None:
+            f.i_gid, f.l_i_gid_high = gid & 0xFFFF, gid >> 16
+        if drop_privileges and record.type != c.S_IFDIR:
+            f.i_mode &= ~(_SUID | (_SGID if f.i_mode & _GROUP_RUNS else 0))
+            self._drop_capability(record)
+
+    def _set_mode(self, record: InodeRecord, mode: int) -> None:
+        record.fields.i_mode = record.type | mode
+        found = self._acl(record, _ACCESS)
+        if found is not None:
+            self._replace_entry(record, _ACCESS, acl.pack(acl.with_mode(found, mode)))
+
+    # -- ACLs -------------------------------------------------------------------------------------------------------
+
+    def _acl(self, record: InodeRecord, which: tuple[int, bytes]) -> acl.Acl | None:
+        """Return an inode's access or default ACL, None if it has none."""
+        if not self._may_have_xattrs(record):
+            return None
+        for index, name, value in self._entries_of(record):
+            if (index, name) == which and isinstance(value, bytes):
+                found = acl.parse(value, self._at(f"inode {record.ino}"))
+                try:
+                    acl.check(found)
+                except Invalid as e:
+                    raise CorruptImage(e.what, where=self._at(f"inode {record.ino}")) from e
+                return found
+        return None
+
+    def _replace_entry(self, record: InodeRecord, key: tuple[int, bytes], value: bytes | None) -> None:
+        """Store an attribute in its stored form, or remove it."""
+        rest = [e for e in self._entries_of(record) if e[:2] != key]
+        if value is None:
+            self._store_entries(record, rest)
+        else:
+            self._add_entry(record, rest, (*key, value))
+
+    def _inherit_acl(self, above: InodeRecord, record: InodeRecord) -> None:
+        """Give a new inode, which has its mode, what its directory's default ACL says. The caller stores it."""
+        if record.type == c.S_IFLNK:
+            return
+        default = self._acl(above, _DEFAULT)
+        if default is None:
+            return
+        access, mode = acl.inherited(default, record.fields.i_mode)
+        record.fields.i_mode = mode
+        entries: list[StoredEntry] = []
+        if acl.is_extended(access):
+            entries.append((*_ACCESS, acl.pack(access)))
+        if record.type == c.S_IFDIR:
+            entries.append((*_DEFAULT, acl.pack(default)))
+        if entries:
+            self._store_entries(record, entries)
 
     def set_xattr(
         self, ino: int, name: bytes, value: bytes, *, how: Literal["set", "create", "replace"] = "set"
     ) -> None:
         """Set an extended attribute by its full name (``b"user.comment"``); a POSIX ACL in its system call form.
 
-        ``create`` demands that it is new (Exists), ``replace`` that it is there (NoAttribute). NoRoomForAttribute,
-        VolumeFull; Unsupported for a prefix that ext4 has no place for.
+        An access ACL sets the mode's permission bits, and is not stored when these say it all; one without entries is
+        removed. ``create`` demands that it is new (Exists), ``replace`` that it is there (NoAttribute).
+        NoRoomForAttribute, VolumeFull, ValueTooLong, Invalid for an ACL that is not valid, AccessDenied for a default
+        ACL of what is no directory, NotPermitted; Unsupported for a prefix that ext4 has no place for.
         """
-        if len(value) > _MAX_VALUE:
-            raise Invalid(f"a value of {len(value)} bytes is too long")
-        (entry,) = xattrs.to_entries({name: value})
-
-        def change() -> None:
-            record = self.changeable(ino)
-            if name.startswith(b"user.") and record.type not in (c.S_IFREG, c.S_IFDIR):
-                raise NotPermitted("only files and directories have user attributes", where=self._at(f"inode {ino}"))
-            entries = self._entries_of(record)
-            there = [e for e in entries if e[:2] == entry[:2]]
-            if there and how == "create":
-                raise Exists(f"the attribute {name!r} is there already", where=self._at(f"inode {ino}"))
-            if not there and how == "replace":
-                raise NoAttribute(f"there is no attribute {name!r}", where=self._at(f"inode {ino}"))
-            self._store_entries(record, [e for e in entries if e[:2] != entry[:2]] + [entry])
-
-        self._run(change)
-
-    def remove_xattr(self, ino: int, name: bytes) -> None:
-        """Remove an extended attribute by its full name. NoAttribute."""
         key = xattrs.split_name(name)
+        if key not in (_ACCESS, _DEFAULT):
+            super().set_xattr(ino, name, value, how=how)
+            return
+        ((_, _, stored),) = xattrs.to_entries({name: value or b"\x02\0\0\0"})
+        found = acl.parse(stored)
 
         def change() -> None:
             record = self.changeable(ino)
-            entries = self._entries_of(record)
-            rest = [e for e in entries if e[:2] != key]
-            if len(rest) == len(entries):
-                raise NoAttribute(f"there is no attribute {name!r}", where=self._at(f"inode {ino}"))
-            self._store_entries(record, rest)
+            where = self._at(f"inode {ino}")
+            self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
+            if record.type == c.S_IFLNK:
+                raise NotSupported("a symlink has no ACL", where=where)
+            if found:
+                acl.check(found)
+            if found and key == _DEFAULT and record.type != c.S_IFDIR:
+                raise AccessDenied("only a directory has a default ACL", where=where)
+            self._changed = True
+            if found and key == _ACCESS:
+                record.fields.i_mode = record.fields.i_mode & ~0o777 | acl.mode_of(found)
+            keep = acl.is_extended(found) or (key == _DEFAULT and bool(found))
+            self._replace_entry(record, key, stored if keep else None)
 
         self._run(change)
-
-    # -- storing ----------------------------------------------------------------------------------------------------
-
-    def _entries_of(self, record: InodeRecord) -> list[xattrs.RawEntry]:
-        found = self._inode_area(record) if self._inode_size > 128 else []
-        if record.file_acl:
-            found = found + self._xattr_block(record.file_acl, f"inode {record.ino}")
-        if any(outside for *_, outside, _ in found):
-            raise Unsupported(
-                "values in inodes of their own are not written yet", where=self._at(f"inode {record.ino}")
-            )
-        return [(index, name, value) for index, name, value, _, _ in found]
-
-    def _store_entries(self, record: InodeRecord, entries: list[xattrs.RawEntry]) -> None:
-        self._changed = True
-        entries.sort(key=lambda e: (e[0], len(e[1]), e[1]))
-        at = 128 + record.extra_isize
-        inside_room = len(record.raw) - at - 4 if len(record.raw) > at + 8 else 0
-        block_room = self.block_size - XattrHeader.SIZE
-        try:
-            inside, outside = xattrs.split_for_inode(entries, inside_room, block_room)
-        except Unsupported as e:
-            raise NoRoomForAttribute(e.what, where=self._at(f"inode {record.ino}")) from e
-        if not entries:
-            inside, outside = [], []
-        self._store_block(record, outside)
-        if inside_room:
-            area = bytes(inside_room + 4)
-            if inside:
-                area = c.XATTR_MAGIC.to_bytes(4, "little") + xattrs.pack_area(inside, inside_room)[0]
-            record.raw = record.raw[:at] + area
-        self.set_times(record, ctime=self.clock())
-        self.put_inode(record)
-
-    def _store_block(self, record: InodeRecord, entries: list[xattrs.RawEntry]) -> None:
-        """Make ``entries`` the content of the attribute block; none gives it up."""
-        old = record.file_acl
-        if not entries:
-            if old:
-                self.drop_xattr_block(record)
-            return
-        content = xattrs.pack_block(entries, self.block_size, 1)
-        if old:
-            head = XattrHeader.unpack(self.cache.get(old))
-            if self._content(self.cache.get(old)) == content[XattrHeader.SIZE :]:
-                return
-            if head.h_refcount == 1 and content[XattrHeader.SIZE :] not in self._shared_blocks:
-                self._shared_blocks.pop(self._content(self.cache.get(old)), None)
-                self._write_block(old, content)
-                return
-            self.drop_xattr_block(record)
-        twin = self._shared_blocks.get(content[XattrHeader.SIZE :])
-        if twin is not None:
-            data = self.cache.get(twin)
-            count = XattrHeader.unpack(data).h_refcount
-            if count < c.XATTR_REFCOUNT_MAX:
-                self._set_refcount(twin, count + 1)
-                self._set_block(record, twin)
-                self.add_blocks(record, 1)
-                return
-        number = self.new_metadata_block(record)
-        self.cache.create(number)
-        self._write_block(number, content)
-        self._set_block(record, number)
-
-    @staticmethod
-    def _content(data: bytearray) -> bytes:
-        return bytes(data[XattrHeader.SIZE :])
-
-    @staticmethod
-    def _set_block(record: InodeRecord, number: int) -> None:
-        record.fields.i_file_acl_lo, record.fields.l_i_file_acl_high = number & 0xFFFFFFFF, number >> 32
-
-    def _write_block(self, number: int, content: bytes) -> None:
-        data = self.cache.change(number)
-        data[:] = content
-        self._shared_blocks[content[XattrHeader.SIZE :]] = number
-        self._seal_block(number, data)
-
-    def _seal_block(self, number: int, data: bytearray) -> None:
-        if self._seed is not None:
-            data[16:20] = xattr_block_checksum(self._seed, number, bytes(data)).to_bytes(4, "little")
-
-    def _set_refcount(self, number: int, count: int) -> None:
-        data = self.cache.change(number)
-        data[4:8] = count.to_bytes(4, "little")
-        self._seal_block(number, data)
-
-    def drop_xattr_block(self, record: InodeRecord) -> None:
-        """Give up an inode's attribute block, or its share of one."""
-        number = record.file_acl
-        if not number:
-            return
-        self._xattr_block(number, f"inode {record.ino}")  # verifies it
-        count = XattrHeader.unpack(self.cache.get(number)).h_refcount
-        self._set_block(record, 0)
-        if count > 1:
-            self._set_refcount(number, count - 1)
-            self.add_blocks(record, -1)
-        else:
-            self._shared_blocks.pop(self._content(self.cache.get(number)), None)
-            self.free_metadata_block(record, number)
-
-    def _forget_all(self) -> None:
-        super()._forget_all()
-        self._shared_blocks.clear()

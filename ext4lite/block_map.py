@@ -6,11 +6,13 @@ Documentation/filesystems/ext4/ifork.rst, "Direct/Indirect Block Addressing").
 
 from __future__ import annotations
 
-from struct import Struct
+from collections.abc import Callable
+from struct import Struct, pack, unpack_from
 from typing import TYPE_CHECKING
 
 from ext4lite.alloc import Run
 from ext4lite.errors import CorruptImage, FileTooLarge
+from ext4lite.extent_tree import FILE_END
 from ext4lite.extents import Extent
 from ext4lite.indirect import DIRECT
 from ext4lite.inode import InodeRecord
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from ext4lite.writable import WritableBase
 
 _POINTER = Struct("<I")
+
+
+def _zero_pointers(data: bytearray, index: int) -> int:
+    """Return how many pointers from ``index`` on are zero."""
+    left = bytes(data[4 * index :])
+    return (len(left) - len(left.lstrip(b"\0"))) // 4
 
 
 class BlockMap:
@@ -50,54 +58,82 @@ class BlockMap:
             raise CorruptImage(f"block map points to block {number}, outside the volume", where=self._where)
         return number
 
-    def _one(self, logical: int) -> int:
+    def _leaf(self, logical: int) -> tuple[bytearray | None, int, int]:
+        """Return (pointers, index, room) for a file block: where its pointer is, and how many follow from it on there.
+
+        Without pointers, the next ``room`` blocks all are a hole.
+        """
         slot, steps = self._position(logical)
-        number = self._get(self._root, slot)
-        for step in steps:
+        if not steps:
+            return self._root, slot, DIRECT - slot
+        span = self._per ** len(steps)
+        inside = logical - DIRECT - sum(self._per**n for n in range(1, len(steps)))
+        holes, number = 1, self._get(self._root, slot)
+        for depth, step in enumerate(steps):
             if not number:
-                return 0
-            number = self._get(self._volume.cache.get(number, self._where), step)
-        return number
+                return None, 0, holes * span - inside
+            data = self._volume.cache.get(number, self._where)
+            if depth == len(steps) - 1:
+                return data, step, self._per - step
+            number = self._get(data, step)
+            if not number:
+                holes = _zero_pointers(data, step)
+            span //= self._per
+            inside %= span
+        raise AssertionError("a block map without levels")  # pragma: no cover
 
     def find(self, logical: int) -> Extent | None:
         """Return the run of mapped blocks from ``logical`` on, as far as one look shows, or None for a hole."""
         if logical >= self.limit:
             return None
-        first = self._one(logical)
-        if not first:
+        data, index, room = self._leaf(logical)
+        first = self._get(data, index) if data is not None else 0
+        if data is None or not first:
             return None
         count = 1
-        end = min(self.limit, logical + 1024)
-        while logical + count < end and self._one(logical + count) == first + count:
+        for number in unpack_from(f"<{room - 1}I", data, 4 * (index + 1)):
+            if number != first + count:
+                break
             count += 1
+        if first + count > self._volume.blocks:
+            raise CorruptImage(f"block map points to block {first + count - 1}, outside the volume", where=self._where)
         return Extent(logical, first, count)
 
     def next_after(self, logical: int) -> int:
-        """Return the first block behind ``logical`` (a hole) that may be mapped."""
-        if logical < DIRECT:
-            return logical + 1
-        slot, steps = self._position(logical)
-        number = self._get(self._root, slot)
-        span = self._per ** len(steps)
-        base = DIRECT + sum(self._per**n for n in range(1, len(steps)))
-        for step in steps:
-            if not number:
-                return int(base + ((logical - base) // span + 1) * span)
-            span //= self._per
-            number = self._get(self._volume.cache.get(number, self._where), step)
-        return logical + 1
+        """Return the next mapped block behind ``logical``, which lies in a hole, or FILE_END."""
+        at = logical
+        while at < self.limit:
+            data, index, room = self._leaf(at)
+            if data is not None:
+                holes = _zero_pointers(data, index)
+                if holes < room:
+                    return at + holes
+            at += room
+        return FILE_END
 
     def before(self, logical: int) -> Extent | None:
         """Return the block just before ``logical`` if it is mapped."""
-        number = self._one(logical - 1) if 0 < logical <= self.limit else 0
+        if not 0 < logical <= self.limit:
+            return None
+        data, index, _ = self._leaf(logical - 1)
+        number = self._get(data, index) if data is not None else 0
         return Extent(logical - 1, number, 1) if number else None
 
     def insert(self, extent: Extent) -> None:
         """Map a hole."""
-        for k in range(extent.count):
-            self._set(extent.logical + k, extent.physical + k)
+        logical, physical, left = extent.logical, extent.physical, extent.count
+        while left:
+            data, index, room = self._leaf_for_change(logical)
+            count = min(left, room)
+            low, high = 4 * index, 4 * (index + count)
+            if any(data[low:high]):
+                raise CorruptImage(f"one of file blocks {logical}+{count} is mapped already", where=self._where)
+            data[low:high] = pack(f"<{count}I", *range(physical, physical + count))
+            logical, physical, left = logical + count, physical + count, left - count
+        self.record.fields.i_block = bytes(self._root)
 
-    def _set(self, logical: int, physical: int) -> None:
+    def _leaf_for_change(self, logical: int) -> tuple[bytearray, int, int]:
+        """As :meth:`_leaf`, for changing; pointer blocks that are missing are made."""
         cache = self._volume.cache
         slot, steps = self._position(logical)
         data, index, above = self._root, slot, 0
@@ -110,12 +146,9 @@ class BlockMap:
                     data = cache.change(above)
                 _POINTER.pack_into(data, 4 * index, number)
             data, index, above = cache.get(number, self._where), step, number
-        if self._get(data, index):
-            raise CorruptImage(f"file block {logical} is mapped already", where=self._where)
         if above:
             data = cache.change(above)
-        _POINTER.pack_into(data, 4 * index, physical)
-        self.record.fields.i_block = bytes(self._root)
+        return data, index, self._per - index if steps else DIRECT - index
 
     def remove(self, start: int, end: int) -> list[Run]:
         """Unmap file blocks ``[start, end)``; return the runs that were there; empty pointer blocks are freed."""
@@ -163,6 +196,33 @@ class BlockMap:
             return False
         self._volume.free_metadata_block(self.record, number)
         return True
+
+    def move_nodes(self, away: Callable[[int], bool]) -> int:
+        """Give each pointer block whose number ``away`` is true for another place; return how many. VolumeFull."""
+        moved = 0
+        for level in (1, 2, 3):
+            moved += self._move_node(self._root, 0, DIRECT + level - 1, level, away)
+        self.record.fields.i_block = bytes(self._root)
+        return moved
+
+    def _move_node(self, above: bytearray, holder: int, index: int, level: int, away: Callable[[int], bool]) -> int:
+        """Move the pointer block at ``index`` of ``above`` (block ``holder``, 0 for the inode) and those below it."""
+        cache, moved = self._volume.cache, 0
+        number = self._get(above, index)
+        if not number:
+            return 0
+        if away(number):
+            fresh = self._volume.new_metadata_block(self.record)
+            data = cache.create(fresh)
+            data[:] = cache.get(number, self._where)
+            self._volume.free_metadata_block(self.record, number)
+            if holder:
+                above = cache.change(holder)
+            _POINTER.pack_into(above, 4 * index, fresh)
+            number, moved = fresh, 1
+        for below in range(self._per if level > 1 else 0):
+            moved += self._move_node(cache.get(number, self._where), number, below, level - 1, away)
+        return moved
 
     def blocks_needed(self) -> int:
         """Metadata blocks that one more insertion may change or take."""

@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -28,6 +29,9 @@ from ext4lite.super import Super, read_super
 
 _FLOCK = Struct("@hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_MOST_REPLACEMENTS = 100
+_NAMED = 2
+_READS = ", for reading"
 StrPath = str | os.PathLike[str]
 
 
@@ -119,19 +123,50 @@ def unlock(fd: int, path: StrPath) -> None:
 
 
 def _lock(fd: int, path: StrPath, kind: int) -> None:
+    """Lock the file at ``path``, open at ``fd``.
+
+    Compacting and cloning put a new file in the place of the old one. Who opened the old one before that and locks it
+    afterwards would have a file without a name, and lose all that he writes. So what has the name is compared once the
+    lock is held (it is only ever replaced by who holds the lock of the old one), and opened anew at the same descriptor
+    where it is another file.
+    """
+    for _ in range(_MOST_REPLACEMENTS):
+        try:
+            _set_lock(fd, kind)
+        except OSError as e:
+            if e.errno in _BUSY:
+                who = holder(path, fd)
+                raise VolumeBusy(f"the volume is in use{f' by {who}' if who else ''}", where=os.fspath(path)) from e
+            raise HostError.from_os(e, os.fspath(path)) from e
+        if _is_named(fd, path):
+            return
+        _reopen(fd, path)
+    raise VolumeBusy("the volume is being replaced again and again", where=os.fspath(path))
+
+
+def _is_named(fd: int, path: StrPath) -> bool:
+    """Tell whether ``path`` names the file open at ``fd``. HostError when it names nothing."""
     try:
-        _set_lock(fd, kind)
+        return os.path.samestat(os.fstat(fd), os.stat(path))  # noqa: PTH116 (it is on the way of every clone)
     except OSError as e:
-        if e.errno in _BUSY:
-            who = holder(path, fd)
-            raise VolumeBusy(f"the volume is in use{f' by {who}' if who else ''}", where=os.fspath(path)) from e
         raise HostError.from_os(e, os.fspath(path)) from e
+
+
+def _reopen(fd: int, path: StrPath) -> None:
+    """Open what has the name now at the same descriptor; the lock on what was open there ends."""
+    writes = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    new = open_image(path, write=writes)
+    try:
+        os.dup2(new, fd, inheritable=False)
+    finally:
+        os.close(new)
 
 
 def _write_record(path: Path, command: str) -> None:
     import json
 
-    record = json.dumps({"pid": os.getpid(), "command": command, "since": int(time.time())}) + "\n"
+    found = {"pid": os.getpid(), "command": command, "since": int(time.time()), "started": _started(os.getpid())}
+    record = json.dumps(found) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     # A directory that cannot be written to only costs the name in somebody's error message.
     with contextlib.suppress(OSError):
@@ -155,17 +190,41 @@ def _read_record(path: StrPath) -> tuple[int, str] | None:
 
     try:
         record = json.loads(record_path(path).read_text()[:4096])
-        return int(record["pid"]), str(record["command"])
+        pid, started = int(record["pid"]), int(record.get("started", 0))
+        if started and started != _started(pid):
+            return None  # whoever wrote it is gone, and its number is another process's now
+        return pid, str(record["command"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def holder(path: StrPath, fd: int) -> str:
-    """Describe who has the volume locked ("gvx-launch (pid 4711)"); empty when that cannot be found out."""
-    record = _read_record(path)
+    """Describe who has the volume locked ("gvx-launch (pid 4711)"); empty when that cannot be found out.
+
+    Only a writer leaves a record. Readers are many and short, and often may not write beside the image; they are found
+    as any holder is, by looking through the processes that this one may look at.
+    """
+    writing = _held(fd) != fcntl.F_RDLCK
+    record = _read_record(path) if writing else None
     if record is not None and _alive(record[0]):
         return f"{record[1]} (pid {record[0]})"
-    return _holder_from_proc(fd)
+    return _holder_from_proc(fd) + ("" if writing else _READS)
+
+
+def _held(fd: int) -> int:
+    """Return the kind of lock that keeps this descriptor from an exclusive one; F_UNLCK where that cannot be asked."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            return int(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0])
+    return fcntl.F_UNLCK
+
+
+def _started(pid: int) -> int:
+    """Return when a process was started, in clock ticks since the host was; 0 where that cannot be found out."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
 
 
 def _alive(pid: int) -> bool:
@@ -179,23 +238,32 @@ def _alive(pid: int) -> bool:
 
 
 def _holder_from_proc(fd: int) -> str:
-    """Look for a process whose open file has the lock.
+    """Name the processes whose open file has the lock, two at most.
 
-    /proc/PID/fdinfo lists the locks of each description (own processes only).
+    /proc/PID/fdinfo lists the locks of each description (own processes only, unless root looks).
     """
     info = os.fstat(fd)
     wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    found: list[str] = []
     with contextlib.suppress(OSError):
         for process in Path("/proc").iterdir():
-            if not process.name.isdigit():
-                continue
+            if process.name.isdigit() and _has_lock(process, wanted):
+                with contextlib.suppress(OSError):
+                    found.append(f"{(process / 'comm').read_text().strip()} (pid {process.name})")
+    if len(found) > _NAMED:
+        return f"{found[0]} and {len(found) - 1} others"
+    return " and ".join(found) or ("" if os.geteuid() == 0 else "a process that only root can see")
+
+
+def _has_lock(process: Path, wanted: str) -> bool:
+    """Tell whether a process has a file open whose lock is the one ("fd:00:1234"); ours never is: it has no lock."""
+    with contextlib.suppress(OSError):
+        for entry in (process / "fdinfo").iterdir():
             with contextlib.suppress(OSError):
-                for entry in (process / "fdinfo").iterdir():
-                    text = entry.read_text()
-                    if "OFDLCK" in text and wanted in text:  # ours is not among them: it has no lock
-                        name = (process / "comm").read_text().strip()
-                        return f"{name} (pid {process.name})"
-    return ""
+                text = entry.read_text()
+                if "OFDLCK" in text and wanted in text:
+                    return True
+    return False
 
 
 def open_image(path: StrPath, *, write: bool = False) -> int:
@@ -233,6 +301,26 @@ def target_path(path: StrPath) -> Path:
         if found.is_symlink():
             raise HostError("too many levels of symbolic links", where=where)
     return found
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[None]:
+    """Hold the lock of the file at ``path``, if there is one, while the block puts another in its place.
+
+    So nobody can come to the old file meanwhile and go on with it when it has no name any more. VolumeBusy, HostError.
+    """
+    if not path.exists():
+        yield
+        return
+    fd = open_image(path, write=True)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise HostError("is not a regular file", where=str(path))
+        _lock(fd, path, fcntl.F_WRLCK)
+        _refuse_mounted(fd, path, writing=True)
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_target(path: Path, *, force: bool) -> bool:

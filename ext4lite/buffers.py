@@ -75,6 +75,10 @@ class BlockCache:
             self._clean.pop(number, None)
         self.revoked.add(number)
 
+    def drop(self, number: int) -> None:
+        """Drop what was read of a block that the running transaction has not changed."""
+        self._clean.pop(number, None)
+
     def _remember(self, number: int, content: bytes | None) -> None:
         if self._undo is not None and number not in self._undo:
             self._undo[number] = content

@@ -14,6 +14,7 @@ follow, each directory in one piece. Nothing depends on clock, process or hash o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -26,7 +27,7 @@ from types import TracebackType
 from typing import Literal
 
 from ext4lite import directory, hostfs, xattrs
-from ext4lite.blockdev import check_target, target_path
+from ext4lite.blockdev import check_target, replacing, target_path
 from ext4lite.checksum import (
     crc32c,
     fs_seed,
@@ -224,6 +225,17 @@ class FileSink:
         if at > start:
             self._append(view[start:at])
         pending += view[at:]
+
+    def skip(self, count: int) -> None:
+        """Append ``count`` zero bytes without work for those that become holes. VolumeFull, HostError."""
+        head = min(count, -len(self._pending) % _HOLE)
+        if head:
+            self.write(bytes(head))
+        rest = count - head
+        if rest <= 0:
+            return
+        self._node.size += rest - rest % _HOLE
+        self.write(bytes(rest % _HOLE))
 
     def close(self) -> None:
         """End the file. Harmless when called again."""
@@ -445,6 +457,11 @@ class ImageBuilder:
             del self._nodes[node.ino]
 
     @property
+    def fd(self) -> int:
+        """The descriptor of the file that becomes the image."""
+        return self._fd
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that are not taken yet.
 
@@ -550,14 +567,12 @@ class ImageBuilder:
             raise ValueError("a FileSink is still open")
         try:
             self._write_directories()
-            inodes = self._write_inode_parts()
-            self._write_tables(inodes)
+            self._write_tables(self._write_inodes(self._inode_records()))
             self._flush()
             self._punch_freed()
-            if self._replace:  # somebody may have come to the old file meanwhile
-                check_target(self.path, force=True)
             try:
-                self._file.publish(durable=self._durable, replace=self._replace)
+                with replacing(self.path) if self._replace else contextlib.nullcontext():
+                    self._file.publish(durable=self._durable, replace=self._replace)
             except FileExistsError as e:
                 raise HostError("the target exists", where=str(self.path), hint="--force replaces it") from e
             except OSError as e:
@@ -588,15 +603,15 @@ class ImageBuilder:
         node.size = len(blocks) * BLOCK if node.type == c.S_IFDIR else node.size
 
     def _write_directories(self) -> None:
-        types = {ino: c.FT_BY_MODE[node.type] for ino, node in self._nodes.items()}
-        for node in self._nodes.values():
+        nodes = self._nodes
+        for node in nodes.values():
             if node.children is None:
                 continue
             seed = inode_seed(self._seed, node.ino, 0)
             blocks, node.indexed = directory.build(
                 node.ino,
                 node.parent,
-                [(name, ino, types[ino]) for name, ino in node.children.items()],
+                [(name, ino, c.FT_BY_MODE[nodes[ino].type]) for name, ino in node.children.items()],
                 block_size=BLOCK,
                 seed=seed,
                 hash_seed=self._hash_seed,
@@ -606,13 +621,13 @@ class ImageBuilder:
                 blocks += [directory.pack_leaf([], BLOCK, seed)] * (_LOST_FOUND_BLOCKS - 1)
             self._write_blocks(node, blocks)
 
-    def _write_inode_parts(self) -> list[tuple[int, bytes]]:
-        """Write long symlinks, attribute blocks and extent trees; return (inode number, 256-byte record), ascending."""
+    def _inode_records(self) -> Iterator[tuple[int, bytes]]:
+        """Write long symlinks, attribute blocks and extent trees; yield (inode number, 256-byte record), ascending."""
         shared = self._plan_xattr_blocks()
-        out: list[tuple[int, bytes]] = []
-        if self._journal_runs:
-            out.append((c.JOURNAL_INO, self._journal_inode()))
-        for node in self._nodes.values():
+        journal = self._journal_inode() if self._journal_runs else b""
+        for node in self._nodes.values():  # in the order of their numbers, since none is used again
+            if node.ino == c.FIRST_INO and journal:
+                yield c.JOURNAL_INO, journal
             if node.type == c.S_IFLNK and len(node.target) > _FAST_SYMLINK_MAX:
                 self._write_blocks(node, [node.target + bytes(BLOCK - len(node.target))])
             area = b""
@@ -622,9 +637,7 @@ class ImageBuilder:
                 if inside:
                     area = c.XATTR_MAGIC.to_bytes(4, "little") + xattrs.pack_area(inside, _INODE_XATTR_SPACE)[0]
                 file_acl = self._xattr_block(key) if key else 0
-            out.append((node.ino, self._inode(node, area, file_acl)))
-        out.sort()
-        return out
+            yield node.ino, self._inode(node, area, file_acl)
 
     def _plan_xattr_blocks(self) -> dict[int, tuple[list[xattrs.RawEntry], tuple[xattrs.RawEntry, ...]]]:
         """Decide which attributes lie in a block, and count how many inodes share each set."""
@@ -740,11 +753,10 @@ class ImageBuilder:
         self._journal_backup = (*Struct("<15I").unpack(raw[40:100]), node.size >> 32, node.size & 0xFFFFFFFF)
         return raw
 
-    def _write_tables(self, inodes: list[tuple[int, bytes]]) -> None:
-        """Write inode tables, bitmaps, descriptors and superblocks, with their copies."""
+    def _write_tables(self, inodes: dict[int, tuple[bytes, int, int]]) -> None:
+        """Write bitmaps, descriptors and superblocks, with their copies; ``inodes`` is :meth:`_write_inodes`'s."""
         geo = self.geometry
         per = geo.inodes_per_group
-        used_inodes = self._write_inodes(inodes)
         directories: dict[int, int] = {}
         for node in self._nodes.values():
             if node.children is not None:
@@ -766,12 +778,12 @@ class ImageBuilder:
                 raw, free_blocks = self._block_bitmap(group, bitmap)
                 block_checksum = crc32c(self._seed, raw)
                 self._put(raw, geo.block_bitmap(group) * BLOCK)
-            taken = used_inodes.get(group)
+            taken = inodes.get(group)
             if taken is None:
                 flags |= c.BG_INODE_UNINIT
                 free_inodes = unused = per
             else:
-                raw, free_inodes, unused = _inode_bitmap(taken, per)
+                raw, free_inodes, unused = taken
                 inode_checksum = crc32c(self._seed, raw[: per // 8])
                 self._put(raw, geo.inode_bitmap(group) * BLOCK)
             free_blocks_total += free_blocks
@@ -790,25 +802,33 @@ class ImageBuilder:
             )
         self._write_superblocks(b"".join(descriptors), free_blocks_total, free_inodes_total)
 
-    def _write_inodes(self, inodes: list[tuple[int, bytes]]) -> dict[int, list[int]]:
-        """Write the inode tables as far as they are used; return the used indices of each group."""
+    def _write_inodes(self, records: Iterator[tuple[int, bytes]]) -> dict[int, tuple[bytes, int, int]]:
+        """Write the inode tables as far as they are used.
+
+        ``records`` are (inode number, record), ascending. Returns what :func:`_inode_bitmap` says of each group used.
+        """
         geo = self.geometry
-        used: dict[int, list[int]] = {0: list(range(c.FIRST_INO - 1))}
-        tables: dict[int, bytearray] = {0: bytearray(c.FIRST_INO * INODE_SIZE)}
-        for ino, raw in inodes:
+        bitmaps: dict[int, tuple[bytes, int, int]] = {}
+        current, table = 0, bytearray((c.FIRST_INO - 1) * INODE_SIZE)
+        used = list(range(c.FIRST_INO - 1))
+
+        def end_group() -> None:
+            bitmaps[current] = _inode_bitmap(used, geo.inodes_per_group)
+            self._put(table + bytes(-len(table) % BLOCK), geo.inode_table(current) * BLOCK)
+
+        for ino, raw in records:
             group, index = divmod(ino - 1, geo.inodes_per_group)
-            table = tables.get(group)
-            if table is None:
-                table, used[group] = tables.setdefault(group, bytearray()), []
+            if group != current:
+                end_group()
+                current, table, used = group, bytearray(), []
             at = index * INODE_SIZE
             if len(table) < at:
                 table += bytes(at - len(table))
             table[at : at + INODE_SIZE] = raw
             if ino >= c.FIRST_INO:
-                used[group].append(index)
-        for group, table in tables.items():
-            self._put(table + bytes(-len(table) % BLOCK), geo.inode_table(group) * BLOCK)
-        return used
+                used.append(index)
+        end_group()
+        return bitmaps
 
     def _block_bitmaps(self) -> dict[int, bytearray]:
         """Return the bitmaps of the groups with taken blocks, without the groups' own metadata."""

@@ -5,6 +5,7 @@ By sharing blocks where the host file system can, else as sparse copies.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ext4lite import hostfs
-from ext4lite.blockdev import StrPath, check_target, lock_shared, open_image, target_path
+from ext4lite.blockdev import StrPath, check_target, lock_shared, open_image, replacing, target_path
 from ext4lite.errors import HostError, ReflinkUnavailable
 from ext4lite.super import read_super
 
@@ -71,9 +72,8 @@ def _clone_locked(
             method = "reflink"
         else:
             copied = hostfs.copy_sparse(new.fd, fd, os.lseek(fd, 0, os.SEEK_END))  # fstat says 0 for a block device
-        if replace:  # a guest may have come to the old file meanwhile
-            check_target(target, force=True)
-        new.publish(replace=replace)
+        with replacing(target) if replace else contextlib.nullcontext():
+            new.publish(replace=replace)
     except FileExistsError as e:
         raise HostError("the target exists", where=str(target), hint="--force replaces it") from e
     except OSError as e:

@@ -88,22 +88,28 @@ def verify_block(data: bytes, seed: int, index_possible: bool, where: str) -> No
     node.
     """
     size = len(data)
-    ino, first_len, name_len, _ = HEADER.unpack_from(data)
-    if index_possible and name_len <= 2:
-        whole = first_len == size or (size == 65536 and first_len in (0, 65535))
-        if ino == 0 and whole:
-            _verify_dx(data, DX_NODE_AT, seed, where)
-            return
-        if first_len == 12 and name_len == 1:
-            rest = HEADER.unpack_from(data, 12)[1]
-            if rest == size - 12:
-                _verify_dx(data, DX_ROOT_AT, seed, where)
-                return
+    at = index_at(data) if index_possible else 0
+    if at:
+        _verify_dx(data, at, seed, where)
+        return
     tail = DirEntryTail.unpack(data, size - TAIL_SIZE)
     if tail.det_reserved_zero1 or tail.det_rec_len != TAIL_SIZE or tail.det_reserved_ft != DIR_TAIL_TYPE:
         raise CorruptImage("directory block has no checksum", where=where)
     if crc32c(seed, data[: size - TAIL_SIZE]) != tail.det_checksum:
         raise CorruptImage("directory block checksum is wrong", where=where)
+
+
+def index_at(data: bytes) -> int:
+    """Return where the index begins in a block of an indexed directory (its root or an inner node), 0 for a leaf."""
+    size = len(data)
+    ino, first_len, name_len, _ = HEADER.unpack_from(data)
+    if name_len <= 2:
+        whole = first_len == size or (size == 65536 and first_len in (0, 65535))
+        if ino == 0 and whole:
+            return DX_NODE_AT
+        if first_len == 12 and name_len == 1 and HEADER.unpack_from(data, 12)[1] == size - 12:
+            return DX_ROOT_AT
+    return 0
 
 
 def _verify_dx(data: bytes, at: int, seed: int, where: str) -> None:

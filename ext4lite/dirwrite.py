@@ -21,11 +21,13 @@ from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 
 if TYPE_CHECKING:
+    from ext4lite.dirnames import NamesOnDisk
     from ext4lite.writable import WritableBase
 
 _U16X2 = Struct("<HH")
 _U32 = Struct("<I")
 _U32X2 = Struct("<II")
+_BLOCKS_AHEAD = 16
 _DX_TAIL = 8
 _INFO_AT = 24
 _BLOCK_MASK = 0x0FFFFFFF
@@ -46,11 +48,13 @@ class DirState:
     """What is in memory about one directory."""
 
     parent: int
-    names: dict[bytes, Name]
+    names: dict[bytes, Name] | NamesOnDisk
     blocks: list[int]
     """Block of the volume for each block of the directory."""
     room: dict[int, int] = field(default_factory=dict)
     """Upper bound of the largest gap of a block, where it is known (linear directories)."""
+    starts: dict[int, int] = field(default_factory=dict)
+    """Byte of the entry that was put into a block last: the next one probably has its place there."""
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class DirWriter:
         """Add a block of zeros at the end; return its number in the directory. VolumeFull."""
         v, blocks = self.volume, self.state.blocks
         goal = blocks[-1] + 1 if blocks else v.goal_of(self.record)
-        run = v.alloc.allocate(goal, 1)
+        run = v.alloc.allocate_growing(self.record.ino, goal, 1, min(len(blocks), _BLOCKS_AHEAD))
         v.file_map(self.record).insert(Extent(len(blocks), run.start, 1))
         v.add_blocks(self.record, 1)
         v.cache.create(run.start)
@@ -159,6 +163,7 @@ class DirWriter:
             data[at : at + 4] = bytes(4)
         self._seal_leaf(data)
         self.state.room.pop(block, None)
+        self.state.starts.pop(block, None)
         del self.state.names[name]
 
     def _length(self, data: bytearray, at: int) -> int:
@@ -167,6 +172,13 @@ class DirWriter:
 
     def _find(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
         """Return the offsets of a name's entry in its leaf and of the entry before it (-1 for none)."""
+        at, before = self._look(data, block, name)
+        if at < 0:
+            raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return at, before
+
+    def _look(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
+        """As :meth:`_find`; -1 for a name that is not there."""
         at, before, wanted = 0, -1, len(name)
         end, unpack = self.end, HEADER.unpack_from
         while at < end:
@@ -179,7 +191,7 @@ class DirWriter:
                 return at, before
             before = at
             at += length
-        raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return -1, before
 
     def replace(self, name: bytes, ino: int, kind: int) -> None:
         """Let a name that is there name another inode."""
@@ -203,12 +215,31 @@ class DirWriter:
             self._seal_leaf(data)
         self.state.parent = ino
 
+    def set_self(self) -> None:
+        """Let ``.`` name the directory's inode, whose number has changed."""
+        data = self._change(0)
+        if HEADER.unpack_from(data, 0)[1] != 12 or data[8:10] != b".\0":
+            raise CorruptImage('has no "." where it belongs', where=self.where)
+        _U32.pack_into(data, 0, self.record.ino)
+        if self.indexed:
+            self._seal_index(data, 0)
+        else:
+            self._seal_leaf(data)
+
     # -- linear -----------------------------------------------------------------------------------------------------
 
     def _insert(self, data: bytearray, block: int, name: bytes, ino: int, kind: int) -> bool:
         """Put a name into a leaf if it has room; note the largest gap seen otherwise."""
+        start = self.state.starts.pop(block, 0)
+        return self._insert_from(start, data, block, (name, ino, kind)) or (
+            start > 0 and self._insert_from(0, data, block, (name, ino, kind))
+        )
+
+    def _insert_from(self, start: int, data: bytearray, block: int, entry: tuple[bytes, int, int]) -> bool:
+        """Look for room from the entry at byte ``start`` on."""
+        name, ino, kind = entry
         need = entry_size(len(name))
-        widest = at = 0
+        widest, at = 0, start
         end, unpack = self.end, HEADER.unpack_from
         while at < end:  # the hot loop of large directories
             old, length, name_len, _ = unpack(data, at)
@@ -224,10 +255,12 @@ class DirWriter:
                     data[at + 4 : at + 6] = rec_len_to_disk(used, self.block_size).to_bytes(2, "little")
                 self._put(data, at + used, ino, gap, name, kind=kind)
                 self._seal_leaf(data)
+                self.state.starts[block] = at + used
                 return True
             widest = max(widest, gap)
             at += length
-        self.state.room[block] = widest
+        if not start:
+            self.state.room[block] = widest
         return False
 
     def _add_linear(self, name: bytes, ino: int, kind: int) -> int:
@@ -310,11 +343,13 @@ class DirWriter:
         self.record.fields.i_flags |= c.INDEX_FL
         self._set_index(root, 0, [(0, leaf)])
         self.state.room.clear()
+        self.state.starts.clear()
 
     def _pack(self, block: int, entries: list[tuple[bytes, int, int]]) -> None:
         """Fill a leaf with entries, without gaps, and remember that they are in it."""
         data = self.volume.cache.change(self.state.blocks[block])
         data[:] = bytes(self.block_size)
+        self.state.starts.pop(block, None)
         at, names = 0, self.state.names
         for i, (name, ino, kind) in enumerate(entries):
             length = self.end - at if i == len(entries) - 1 else entry_size(len(name))
@@ -334,6 +369,10 @@ class DirWriter:
         if data[4:6] != b"\x0c\0" or length != 8 or levels > self._most_levels():
             raise CorruptImage("index root is wrong", where=self.where)
         return data, version, levels
+
+    def verify_root(self) -> None:
+        """Raise CorruptImage unless the first block is an index's root."""
+        self._root()
 
     def _most_levels(self) -> int:
         return 2 if self.volume.super.incompat & c.INCOMPAT_LARGE_DIR else 1
@@ -369,6 +408,48 @@ class DirWriter:
         if self._insert(self._read(block), block, name, ino, kind):
             return block
         return self._split(steps, block, version, (name, ino, kind))
+
+    def find_by_hash(self, name: bytes) -> Name | None:
+        """Look a name up in a hashed directory, as a reader without memory does; None if it is not there."""
+        value = self._hash(name, self._root()[1])
+        steps, block = self._probe(value)
+        while True:
+            data = self._read(block)
+            at, _ = self._look(data, block, name)
+            if at >= 0:
+                ino, _, _, kind = HEADER.unpack_from(data, at)
+                return Name(ino, kind if self._typed else 0, block)
+            following = self._next_leaf(steps, value)
+            if following is None:
+                return None
+            block = following
+
+    def _next_leaf(self, steps: list[_Step], value: int) -> int | None:
+        """Return the next leaf if names of this hash go on in it, and move ``steps`` there."""
+        level = len(steps) - 1
+        while steps[level].index + 1 >= steps[level].count:
+            if not level:
+                return None
+            level -= 1
+        step = steps[level]
+        data = self._read(step.block)
+        at = self._index_at(step.block) + 8 * (step.index + 1)
+        if _U32.unpack_from(data, at)[0] & ~1 != value:
+            return None
+        step.index += 1
+        block: int = _U32.unpack_from(data, at + 4)[0] & _BLOCK_MASK
+        for below in range(level + 1, len(steps)):
+            inside = self._get_index(self._read(block), block)
+            steps[below] = _Step(block, 0, len(inside))
+            block = inside[0][1]
+        if not 0 < block < len(self.state.blocks):
+            raise CorruptImage(f"index points to block {block}", where=self.where)
+        return block
+
+    def has_names(self) -> bool:
+        """Tell whether there is any name but ``.`` and ``..``."""
+        parse = self.volume._parse
+        return any(parse(bytes(self._read(block)), self.where) for block in range(len(self.state.blocks)))
 
     def _split(self, steps: list[_Step], block: int, version: int, entry: tuple[bytes, int, int]) -> int:
         """Move the upper half of a full leaf to a new one and put ``entry`` where it belongs."""

@@ -126,6 +126,12 @@ class IsADirectory(PathError):
     errno = errno.EISDIR
 
 
+class Busy(PathError):
+    """The root, ``.`` and ``..`` cannot be removed or renamed."""
+
+    errno = errno.EBUSY
+
+
 class NotPermitted(PathError):
     """ext4 does not do that for this kind of inode (a hard link to a directory, data in a device)."""
 
@@ -154,6 +160,24 @@ class FileTooLarge(PathError):
     """A file cannot become that large."""
 
     errno = errno.EFBIG
+
+
+class NotSupported(PathError):
+    """ext4 does not do that for this kind of inode, and says so as for a feature it lacks."""
+
+    errno = errno.EOPNOTSUPP
+
+
+class AccessDenied(PathError):
+    """A default ACL for what is no directory."""
+
+    errno = errno.EACCES
+
+
+class ValueTooLong(PathError):
+    """The value of an extended attribute has more than 65536 bytes."""
+
+    errno = errno.E2BIG
 
 
 class NoAttribute(PathError):

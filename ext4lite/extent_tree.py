@@ -10,6 +10,7 @@ Nothing here needs to undo anything: an operation that fails is taken back as a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -190,6 +191,8 @@ class ExtentTree:
 
     def find(self, logical: int) -> Extent | None:
         """Return the extent that holds file block ``logical``, or None for a hole."""
+        if not self._root[2]:
+            return None
         leaf = self._path(logical)[-1]
         if leaf.index < 0:
             return None
@@ -198,6 +201,8 @@ class ExtentTree:
 
     def next_after(self, logical: int) -> int:
         """Return the first mapped file block behind ``logical``, which lies in a hole, or FILE_END."""
+        if not self._root[2]:
+            return FILE_END
         path = self._path(logical)
         for step in reversed(path):
             if step.index + 1 < _count(step.data):
@@ -206,6 +211,8 @@ class ExtentTree:
 
     def before(self, logical: int) -> Extent | None:
         """Return the last extent that begins before ``logical`` in the same leaf: a good neighbour."""
+        if not self._root[2]:
+            return None
         leaf = self._path(logical)[-1]
         return _get(leaf.data, leaf.index) if leaf.index >= 0 else None
 
@@ -231,10 +238,13 @@ class ExtentTree:
         if left is not None and _mergeable(left, e):
             left.count += e.count
             self._writable(leaf)
-            if right is not None and _mergeable(left, right):
+            closed = right is not None and _mergeable(left, right)
+            if right is not None and closed:
                 left.count += right.count
                 _delete_raw(leaf.data, at + 1)
             self._put(leaf, at, left)
+            if closed:
+                self._join(e.logical)
             return
         if right is not None and _mergeable(e, right):
             self._writable(leaf)
@@ -362,8 +372,8 @@ class ExtentTree:
         self._prune(root, start, end, freed)
         if not _count(self._root):
             self._root[:] = empty_root()
-        self._collapse()
         self._seal(root)
+        self._join(start)
         return freed
 
     def _prune(self, node: _Step, start: int, end: int, freed: list[Run]) -> None:
@@ -398,6 +408,55 @@ class ExtentTree:
                 self._seal(node)
             index += 1
 
+    def _join(self, logical: int) -> None:
+        """After a removal or a merge near ``logical``: put nodes together with neighbours that have room for them.
+
+        So a tree shrinks again when its holes are filled or its ends are cut. Only nodes that are a quarter full or
+        less, and only into half a node, lest the next insertion splits it.
+        """
+        while _depth(self._root):
+            path = self._path(logical)
+            if not any(self._join_at(path, level) for level in range(len(path) - 1, 0, -1)):
+                break
+        self._collapse()
+        self._seal(_Step(self._root, 0, 0))
+
+    def _join_at(self, path: list[_Step], level: int) -> bool:
+        """Join the node at ``level`` with a neighbour below the same parent, if both are small; tell whether."""
+        node, above = path[level], path[level - 1]
+        if _count(node.data) > _room(node.data) // 4:
+            return False
+        depth = _depth(node.data)
+        for index in (above.index, above.index - 1):  # the left one of two
+            if index < 0 or index + 1 >= _count(above.data):
+                continue
+            numbers = _child_of(above.data, index), _child_of(above.data, index + 1)
+            left, right = (_Step(self._load(number, depth), number, 0) for number in numbers)
+            if _count(left.data) + _count(right.data) <= _room(left.data) // 2:
+                self._append_node(left, right)
+                self._volume.free_metadata_block(self.record, right.number)
+                _delete_raw(self._writable(above), index + 1)
+                self._seal(above)
+                return True
+        return False
+
+    def _append_node(self, left: _Step, right: _Step) -> None:
+        """Move all entries of ``right`` behind those of ``left``; extents that touch become one."""
+        self._writable(left)
+        count, more, source = _count(left.data), _count(right.data), bytearray(right.data)
+        if not _depth(left.data):
+            last, first = _get(left.data, count - 1), _get(source, 0)
+            if _mergeable(last, first):
+                last.count += first.count
+                at = HEADER.size + _SIZE * (count - 1)
+                left.data[at : at + _SIZE] = _pack(last)
+                _delete_raw(source, 0)
+                more -= 1
+        at = HEADER.size + _SIZE * count
+        left.data[at : at + _SIZE * more] = source[HEADER.size : HEADER.size + _SIZE * more]
+        _set_count(left.data, count + more)
+        self._seal(left)
+
     def _collapse(self) -> None:
         """Take the root's only child into the root while it fits."""
         while _depth(self._root) and _count(self._root) == 1:
@@ -410,6 +469,32 @@ class ExtentTree:
             body = bytes(child[HEADER.size : HEADER.size + count * _SIZE])
             self._root[:] = HEADER.pack(EXTENT_MAGIC, count, ROOT_MAX, depth, 0) + body + bytes(48 - len(body))
             self._volume.free_metadata_block(self.record, number)
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def move_nodes(self, away: Callable[[int], bool]) -> int:
+        """Give each tree block whose number ``away`` is true for another place; return how many. VolumeFull."""
+        return self._move_below(_Step(self._root, 0, 0), away)
+
+    def _move_below(self, node: _Step, away: Callable[[int], bool]) -> int:
+        depth, moved, changed = _depth(node.data), 0, False
+        for index in range(_count(node.data) if depth else 0):
+            number = _child_of(node.data, index)
+            child = _Step(self._load(number, depth - 1), number, 0)
+            if away(number):
+                fresh = self._volume.new_metadata_block(self.record)
+                data = self._volume.cache.create(fresh)
+                data[:] = child.data
+                self._volume.free_metadata_block(self.record, number)
+                child = _Step(data, fresh, 0)
+                entry = INDEX.pack(_key(node.data, index), fresh & 0xFFFFFFFF, fresh >> 32, 0)
+                at = HEADER.size + _SIZE * index
+                self._writable(node)[at : at + _SIZE] = entry
+                moved, changed = moved + 1, True
+            moved += self._move_below(child, away)
+        if changed:
+            self._seal(node)
+        return moved
 
     def blocks_needed(self) -> int:
         """Metadata blocks that one more insertion may change or take: a bound for a transaction."""

@@ -1,4 +1,4 @@
-"""The content of files in a writable volume: write, truncate, fallocate, punch.
+"""The content of files in a writable volume: write, truncate, allocate, punch, zero, collapse and insert.
 
 Data goes straight to its blocks. That of new blocks is there before the transaction that names them commits (ordered
 mode); a crash before it leaves the file as it was, except for bytes overwritten in place.
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from ext4lite.alloc import Run
 from ext4lite.block_map import BlockMap
-from ext4lite.errors import FileTooLarge, Invalid, IsADirectory, NotPermitted, Unsupported
-from ext4lite.extent_tree import FILE_END
+from ext4lite.errors import FileTooLarge, Invalid, IsADirectory, NotPermitted, NotSupported
+from ext4lite.extent_tree import FILE_END, ExtentTree, empty_root
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 from ext4lite.writable import WritableBase
 
 _UNWRITTEN_MOST = 32767
+_BYTES_AHEAD = 2 << 20
 
 
 @dataclass(slots=True)
@@ -48,6 +49,17 @@ class DataVolume(WritableBase):
             return min(fmap.limit, FILE_END) * self.block_size
         return FILE_END * self.block_size
 
+    def _content_changes(self, record: InodeRecord) -> None:
+        """The content of a file is about to change; a subclass drops what does not outlive that."""
+
+    def _changing(self, ino: int, flags: int = c.IMMUTABLE_FL | c.APPEND_FL) -> InodeRecord:
+        """Return a regular file whose content may change."""
+        record = self._regular(ino)
+        self.require_no_flags(record, flags)
+        self._changed = True
+        self._content_changes(record)
+        return record
+
     def pwrite(self, ino: int, offset: int, data: bytes) -> int:
         """Write all of ``data`` at byte ``offset`` of a regular file, which grows as needed; return its length.
 
@@ -59,22 +71,35 @@ class DataVolume(WritableBase):
 
     def _pwrite(self, ino: int, offset: int, data: bytes) -> int:
         record = self._regular(ino)
+        self.require_no_flags(record, c.IMMUTABLE_FL if offset == record.size else c.IMMUTABLE_FL | c.APPEND_FL)
         if not data:
             return 0
+        self._content_changes(record)
         end = offset + len(data)
         if end > self._most_bytes(record):
             raise FileTooLarge(f"a file cannot have {end} bytes", where=self._at(f"inode {ino}"))
-        pieces = self._blocks_for(record, offset // self.block_size, -(-end // self.block_size))
-        if offset > record.size:
-            self._zero_tail(record)
-        for piece in pieces:
-            self._write_piece(piece, offset, data)
+        self._put_content(record, offset, data)
         if end > record.size:
             self.set_size(record, end)
         now = self.clock()
         self.set_times(record, mtime=now, ctime=now)
         self.put_inode(record)
         return len(data)
+
+    def _put_content(self, record: InodeRecord, offset: int, data: bytes) -> None:
+        """Write to a record's blocks, which are allocated as needed; size and times are the caller's."""
+        end = offset + len(data)
+        pieces = self._blocks_for(record, offset // self.block_size, -(-end // self.block_size))
+        if offset > record.size:
+            self._zero_tail(record)
+        for piece in pieces:
+            self._write_piece(piece, offset, data)
+
+    def _give_map(self, record: InodeRecord) -> None:
+        """Give a new inode an empty map of the kind that the volume makes."""
+        if self.super.incompat & c.INCOMPAT_EXTENTS:
+            record.fields.i_flags |= c.EXTENTS_FL
+            record.fields.i_block = empty_root()
 
     def _blocks_for(self, record: InodeRecord, first: int, end: int) -> list[_Piece]:
         """Return where file blocks ``[first, end)`` lie; allocate what is a hole, make written what is unwritten."""
@@ -100,14 +125,22 @@ class DataVolume(WritableBase):
                 add(at, physical, count, found.unwritten)
                 at += count
                 continue
-            hole = min(fmap.next_after(at), end)
+            following = fmap.next_after(at)
+            hole = min(following, end)
             while at < hole:
-                run = self.alloc.allocate(self._data_goal(record, at), hole - at)
+                # Only what grows at its end, and has grown before, is going to: most files are written once.
+                ahead = min(at, self._most_ahead) if following >= FILE_END else 0
+                run = self.alloc.allocate_growing(record.ino, self._data_goal(record, at), hole - at, ahead)
                 self.add_blocks(record, run.count)
                 fmap.insert(Extent(at, run.start, run.count))
                 add(at, run.start, run.count, True)
                 at += run.count
         return pieces
+
+    @property
+    def _most_ahead(self) -> int:
+        """Blocks kept at most behind a file that grows."""
+        return max(8, _BYTES_AHEAD // self.block_size)
 
     def _data_goal(self, record: InodeRecord, logical: int) -> int:
         """Return where file block ``logical`` should lie: behind the block before it."""
@@ -140,6 +173,17 @@ class DataVolume(WritableBase):
             piece = _Piece(logical, found.physical + logical - found.logical, 1, False)
             self._write_piece(piece, start, bytes(end - start))
 
+    def _zero_edges(self, record: InodeRecord, start: int, end: int) -> None:
+        """Zero the parts of blocks at both ends of bytes ``[start, end)``."""
+        size = self.block_size
+        if start // size == end // size:
+            self._zero_range(record, start, end)
+            return
+        if start % size:
+            self._zero_range(record, start, -(-start // size) * size)
+        if end % size:
+            self._zero_range(record, end // size * size, end)
+
     def _zero_tail(self, record: InodeRecord) -> None:
         """Zero what lies behind the file's end in its last block, before the file grows over it."""
         rest = -record.size % self.block_size
@@ -153,13 +197,13 @@ class DataVolume(WritableBase):
         self._run(lambda: self._truncate(ino, size))
 
     def _truncate(self, ino: int, size: int) -> None:
-        record = self._regular(ino)
+        record = self._changing(ino)
         if size > self._most_bytes(record):
             raise FileTooLarge(f"a file cannot have {size} bytes", where=self._at(f"inode {ino}"))
-        self._changed = True
         if size > record.size:
             self._zero_tail(record)
         elif size < record.size or record.fields.i_blocks_lo:
+            self.alloc.drop_window(ino)
             self._release(record, -(-size // self.block_size), FILE_END)
             self.set_size(record, size)
             self._zero_tail(record)
@@ -184,23 +228,39 @@ class DataVolume(WritableBase):
     def fallocate(self, ino: int, offset: int, length: int, *, keep_size: bool = False) -> None:
         """Reserve blocks for bytes ``[offset, offset + length)``: what was a hole reads as zeros and has space.
 
-        The file grows to their end unless ``keep_size``. VolumeFull, FileTooLarge, Invalid; Unsupported for files with
+        The file grows to their end unless ``keep_size``. VolumeFull, FileTooLarge, Invalid; NotSupported for files with
         block maps (they have no unwritten blocks).
         """
-        if offset < 0 or length <= 0:
-            raise Invalid("an empty or negative range")
         self._run(lambda: self._fallocate(ino, offset, length, keep_size))
 
-    def _fallocate(self, ino: int, offset: int, length: int, keep_size: bool) -> None:
-        record = self._regular(ino)
+    def _with_extents(self, record: InodeRecord) -> ExtentTree:
         fmap = self.file_map(record)
-        end = offset + length
         if isinstance(fmap, BlockMap):
-            raise Unsupported("a file with a block map cannot have unwritten blocks", where=self._at(f"inode {ino}"))
+            raise NotSupported(
+                "a file with a block map cannot have unwritten blocks", where=self._at(f"inode {record.ino}")
+            )
+        return fmap
+
+    def _range(self, record: InodeRecord, offset: int, length: int) -> int:
+        """Return the end of a range of bytes that fits the file. FileTooLarge, Invalid."""
+        if offset < 0 or length <= 0:
+            raise Invalid("an empty or negative range")
+        end = offset + length
         if end > self._most_bytes(record):
-            raise FileTooLarge(f"a file cannot have {end} bytes", where=self._at(f"inode {ino}"))
-        self._changed = True
-        at, last = offset // self.block_size, -(-end // self.block_size)
+            raise FileTooLarge(f"a file cannot have {end} bytes", where=self._at(f"inode {record.ino}"))
+        return end
+
+    def _fallocate(self, ino: int, offset: int, length: int, keep_size: bool) -> None:
+        record = self._changing(ino, c.IMMUTABLE_FL)
+        fmap = self._with_extents(record)
+        end = self._range(record, offset, length)
+        self._reserve(record, fmap, offset // self.block_size, -(-end // self.block_size))
+        self._grown(record, end, keep_size=keep_size)
+        self.put_inode(record)
+
+    def _reserve(self, record: InodeRecord, fmap: ExtentTree, first: int, last: int) -> None:
+        """Give the holes of file blocks ``[first, last)`` unwritten blocks."""
+        at = first
         while at < last:
             found = fmap.find(at)
             if found is not None:
@@ -212,12 +272,78 @@ class DataVolume(WritableBase):
                 self.add_blocks(record, run.count)
                 fmap.insert(Extent(at, run.start, run.count, unwritten=True))
                 at += run.count
+
+    def _grown(self, record: InodeRecord, end: int, *, keep_size: bool) -> None:
+        """Note that a range up to ``end`` was allocated: the size, unless it is to stay, and the times."""
         now = self.clock()
         if not keep_size and end > record.size:
             self._zero_tail(record)
             self.set_size(record, end)
             self.set_times(record, mtime=now)
         self.set_times(record, ctime=now)
+
+    def zero_range(self, ino: int, offset: int, length: int, *, keep_size: bool = False) -> None:
+        """Make bytes ``[offset, offset + length)`` zeros with space: whole blocks become unwritten, edges are zeroed.
+
+        The file grows to their end unless ``keep_size``. Errors as :meth:`fallocate`.
+        """
+        self._run(lambda: self._zeroed(ino, offset, length, keep_size))
+
+    def _zeroed(self, ino: int, offset: int, length: int, keep_size: bool) -> None:
+        record = self._changing(ino)
+        fmap = self._with_extents(record)
+        end, size = self._range(record, offset, length), self.block_size
+        first, last = -(-offset // size), end // size
+        self._reserve(record, fmap, offset // size, -(-end // size))
+        self._zero_edges(record, offset, end)
+        if first < last:
+            at = first
+            for run in fmap.remove(first, last):
+                fmap.insert(Extent(at, run.start, run.count, unwritten=True))
+                at += run.count
+        self._grown(record, end, keep_size=keep_size)
+        self.set_times(record, mtime=self.clock())
+        self.put_inode(record)
+
+    def collapse_range(self, ino: int, offset: int, length: int) -> None:
+        """Take bytes ``[offset, offset + length)`` out of a file: what lies behind moves up, it is shorter.
+
+        Both are multiples of the block size, and the range ends before the file does: else Invalid. NotSupported for
+        files with block maps.
+        """
+        self._run(lambda: self._shift(ino, offset, length, forward=False))
+
+    def insert_range(self, ino: int, offset: int, length: int) -> None:
+        """Put a hole of ``length`` bytes into a file at ``offset``: what lies behind moves down, it is longer.
+
+        Both are multiples of the block size, and the hole begins before the file's end: else Invalid. FileTooLarge;
+        NotSupported for files with block maps.
+        """
+        self._run(lambda: self._shift(ino, offset, length, forward=True))
+
+    def _shift(self, ino: int, offset: int, length: int, *, forward: bool) -> None:
+        record = self._changing(ino)
+        fmap = self._with_extents(record)
+        size = self.block_size
+        if offset < 0 or length <= 0 or offset % size or length % size:
+            raise Invalid("a range that is not whole blocks", where=self._at(f"inode {ino}"))
+        if offset >= record.size or (not forward and offset + length >= record.size):
+            raise Invalid("the range reaches the file's end", where=self._at(f"inode {ino}"))
+        if forward and record.size + length > self._most_bytes(record):
+            raise FileTooLarge(f"a file cannot have {record.size + length} bytes", where=self._at(f"inode {ino}"))
+        first, by = offset // size, length // size if forward else -(length // size)
+        if not forward:
+            self._release(record, first, first - by)
+        # A block behind the end may be moved over the last possible one: nobody sees it, it goes.
+        self._release(record, FILE_END - max(by, 0), FILE_END)
+        moved = [run for run in self.map(record)[0] if run.logical + run.count > first]
+        fmap.remove(first, FILE_END)
+        for run in moved:
+            skip = max(0, first - run.logical)
+            fmap.insert(Extent(run.logical + skip + by, run.physical + skip, run.count - skip, run.unwritten))
+        self.set_size(record, record.size + by * size)
+        now = self.clock()
+        self.set_times(record, mtime=now, ctime=now)
         self.put_inode(record)
 
     def punch(self, ino: int, offset: int, length: int) -> None:
@@ -227,21 +353,14 @@ class DataVolume(WritableBase):
         self._run(lambda: self._punch(ino, offset, length))
 
     def _punch(self, ino: int, offset: int, length: int) -> None:
-        record = self._regular(ino)
-        self._changed = True
+        record = self._changing(ino)
         size, end = self.block_size, offset + length
         first, last = -(-offset // size), end // size
         if end >= record.size:
             last = max(last, min(-(-end // size), FILE_END))
-        if first > last:
-            self._zero_range(record, offset, end)
-        else:
-            if offset % size:
-                self._zero_range(record, offset, first * size)
-            if end % size and last * size < end:
-                self._zero_range(record, last * size, end)
-            if first < last:
-                self._release(record, first, last)
+        self._zero_edges(record, offset, max(end, last * size))
+        if first < last:
+            self._release(record, first, last)
         now = self.clock()
         self.set_times(record, mtime=now, ctime=now)
         self.put_inode(record)

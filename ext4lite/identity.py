@@ -32,13 +32,17 @@ def set_label(volume: WritableVolume, label: bytes) -> None:
 def set_uuid(volume: WritableVolume, uuid: UUID, *, add_seed: bool = False) -> None:
     """Give a volume another UUID. Durable when it returns.
 
-    Unsupported for a volume with metadata_csum and without metadata_csum_seed, unless ``add_seed`` adds that feature.
+    Unsupported for a volume with metadata_csum and without metadata_csum_seed, unless ``add_seed`` adds that feature,
+    and for one with ea_inode and without metadata_csum.
     """
     sb = volume.super
     needs_seed = sb.metadata_csum and not sb.incompat & c.INCOMPAT_CSUM_SEED
     if needs_seed and not add_seed:
         what = "the UUID is the seed of the volume's checksums (metadata_csum without metadata_csum_seed)"
         raise Unsupported(what, where=volume.where, hint="--csum-seed adds the feature that keeps the old seed")
+    if sb.incompat & c.INCOMPAT_EA_INODE and not sb.metadata_csum:
+        what = "the UUID is the seed of the hashes of attribute values (ea_inode without metadata_csum)"
+        raise Unsupported(what, where=volume.where, hint="tune2fs -U hashes them anew")
 
     def change(raw: SuperBlock) -> None:
         if needs_seed:

@@ -94,14 +94,14 @@ class Report:
         return dataclasses.asdict(self)
 
 
-def inspect(path: StrPath, *, replay: bool = True) -> Report:
+def inspect(path: StrPath, *, replay: bool = True, verify: bool = True) -> Report:
     """Look at an image, which must not be in use for writing.
 
     One that needs recovery is looked at as it will be (``replay``), as far as its journal is sound.
 
-    VolumeBusy, CorruptImage, Unsupported, HostError.
+    ``verify``: see :meth:`ext4lite.volume.Volume.open`. VolumeBusy, CorruptImage, Unsupported, HostError.
     """
-    with Volume.open(path, dirty=True, replay=replay) as volume:
+    with Volume.open(path, dirty=True, replay=replay, verify=verify) as volume:
         return report(volume)
 
 
@@ -194,8 +194,14 @@ def _files(volume: Volume) -> tuple[Usage, Fragmentation]:
     worst: list[tuple[int, int]] = []
     content = data = 0
     block_size = volume.block_size
+    raw = volume.super.raw
+    hidden = {raw.s_usr_quota_inum, raw.s_grp_quota_inum, raw.s_prj_quota_inum}
+    if volume.super.compat & c.COMPAT_ORPHAN_FILE:
+        hidden.add(raw.s_orphan_file_inum)
     for record in volume.used_inodes():
         if record.ino < c.FIRST_INO and record.ino != c.ROOT_INO:
+            continue
+        if record.ino in hidden or record.fields.i_flags & c.EA_INODE_FL:
             continue
         kind = KIND_OF_TYPE[record.type]
         kinds[kind] += 1
@@ -252,9 +258,9 @@ def _verify_bitmaps(volume: Volume) -> None:
 
 def _images(volume: Volume) -> list[Any]:
     """Return the Docker images inside; an empty list where there is no store."""
-    try:
-        from ext4lite.overlay.inspection import docker_images
-    except ModuleNotFoundError:
-        return []
+    if volume.lookup("image") is None:
+        return []  # what can read a store takes long to import
+    from ext4lite.overlay.inspection import docker_images
+
     found = docker_images(volume)
     return [dataclasses.asdict(image) for image in found]

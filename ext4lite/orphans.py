@@ -9,11 +9,13 @@ Erasing what is too large for one transaction goes in steps: on the list first, 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from ext4lite.attrwrite import AttributeVolume
 from ext4lite.errors import CorruptImage
 from ext4lite.extent_tree import FILE_END
+from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord
 from ext4lite.jbd2.transaction import TransactionTooLarge
 from ext4lite.layout import constants as c
@@ -51,29 +53,6 @@ class OrphanVolume(AttributeVolume):
             ino = other.fields.i_dtime
         raise CorruptImage(f"inode {record.ino} is not in the list of orphans", where=self.where)
 
-    def erase(self, record: InodeRecord) -> None:
-        """Free all that belongs to an inode without links, and the inode."""
-        directory = record.type == c.S_IFDIR
-        if self._has_blocks(record):
-            self._release(record, 0, FILE_END)
-        self.drop_xattr_block(record)
-        self.set_size(record, 0)
-        record.fields.i_links_count = 0
-        record.fields.i_dtime = max(1, self.clock() // 1_000_000_000 & 0xFFFFFFFF)
-        self.put_inode(record)
-        self.alloc.free_inode(record.ino, directory=directory)
-        self._records.pop(record.ino, None)
-        self._maps.pop(record.ino, None)
-        self._names_gone(record.ino)
-
-    def _names_gone(self, ino: int) -> None:
-        """A directory is no more; a subclass drops what it knows of it."""
-
-    def _has_blocks(self, record: InodeRecord) -> bool:
-        if record.type in (c.S_IFREG, c.S_IFDIR):
-            return True
-        return record.type == c.S_IFLNK and not self._is_fast_symlink(record)
-
     def erase_orphan(self, ino: int) -> None:
         """Erase an inode that is in the list, in steps where one would be too large."""
 
@@ -85,14 +64,16 @@ class OrphanVolume(AttributeVolume):
         try:
             self._run(whole)
         except TransactionTooLarge:
-            self._release_in_steps(ino, 0)
+            self._release_in_steps(ino, 0, self.map(self.inode(ino))[0])
             self._run(whole)
 
-    def _release_in_steps(self, ino: int, start: int) -> None:
-        """Free the blocks of an orphan from file block ``start`` on, from the end, a piece a transaction."""
+    def _release_in_steps(self, ino: int, start: int, runs: list[Extent]) -> None:
+        """Free the blocks of an orphan from file block ``start`` on, from the end, a piece a transaction.
+
+        ``runs`` is its map, read while its size covered it.
+        """
         record = self.inode(ino)
         most = _BLOCKS_A_STEP if record.type == c.S_IFDIR else _GROUPS_A_STEP * self.super.raw.s_blocks_per_group
-        runs = self.map(record)[0]
         while runs and runs[-1].logical + runs[-1].count > start:
             first = runs[-1].logical + runs[-1].count
             taken = 0
@@ -121,11 +102,11 @@ class OrphanVolume(AttributeVolume):
 
     def _truncate_in_steps(self, ino: int, size: int) -> None:
         start = -(-size // self.block_size)
+        runs = self.map(self.inode(ino))[0]
 
         def begin() -> None:
             record = self.inode(ino)
-            if record.fields.i_flags & c.EXTENTS_FL:  # a block map is only read as far as the file's size
-                self.set_size(record, size)
+            self.set_size(record, size)  # first, so that nobody ever sees a file half cut
             self.add_orphan(record)
             self.put_inode(record)
 
@@ -136,5 +117,28 @@ class OrphanVolume(AttributeVolume):
             self.put_inode(record)
 
         self._run(begin)
-        self._release_in_steps(ino, start)
+        self._release_in_steps(ino, start, runs)
         self._run(end)
+
+    def _finish(self) -> None:
+        self._release_all()
+        if self._in_use or self.cache.dirty:
+            self._settle_orphans()
+        super()._finish()
+
+    def _settle_orphans(self) -> None:
+        """Finish what was interrupted between its steps. What is too large even now stays listed, which is legal."""
+        seen: set[int] = set()
+        while (ino := self.super.raw.s_last_orphan) and ino not in seen:
+            seen.add(ino)
+            if self.inode(ino).fields.i_links_count:
+                with suppress(TransactionTooLarge):
+                    self._run(partial(self._end_truncation, ino))
+            else:
+                self.erase_orphan(ino)
+
+    def _end_truncation(self, ino: int) -> None:
+        record = self.inode(ino)
+        self._truncate(ino, record.size)
+        self.remove_orphan(record)
+        self.put_inode(record)

@@ -17,18 +17,20 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from struct import pack
 from typing import Any
 
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import superblock_checksum
 from ext4lite.errors import CorruptImage, Unsupported
+from ext4lite.inode import InodeRecord
 from ext4lite.jbd2 import fastcommit, orphans
 from ext4lite.jbd2.log import Blocks, FileBlocks, Log, Overlay, write_back
 from ext4lite.jbd2.patch import counts, put_super
 from ext4lite.jbd2.recovery import Replay, replay
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
-from ext4lite.layout._codecs import SuperBlock
+from ext4lite.layout._codecs import Inode, SuperBlock
 from ext4lite.super import Super, parse_super, read_super
 from ext4lite.volume import Volume
 
@@ -121,12 +123,32 @@ def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
         raise CorruptImage("the journal is to be replayed, but there is none", where=where)
     if not ino:
         raise Unsupported("the volume's journal is on another device", where=where)
-    volume = Volume(fd, sb, where, verify=verify)
+    # With uninit_bg alone descriptors are sealed with the UUID: when that changes, superblock and descriptors go to
+    # their places together, and a crash may have let only one of them through. The journal has both.
+    volume = Volume(fd, sb, where, verify=verify and sb.metadata_csum)
     record = volume.inode(ino)
     inside = f"{where}: journal inode {ino}"
     if record.type != c.S_IFREG or not record.fields.i_links_count:
-        raise CorruptImage("is not a regular file", where=inside)
+        found = _backed_up(sb)
+        if found is None:
+            raise CorruptImage("is not a regular file", where=inside)
+        record = found
     return Log.open(FileBlocks(fd, sb.block_size, where), volume.map(record)[0], inside)
+
+
+def _backed_up(sb: Super) -> InodeRecord | None:
+    """Return the journal's inode as the superblock keeps it (as e2fsck does), or None.
+
+    A journal that is being made holds the transaction that writes its own inode: see ``ext4lite.journal``.
+    """
+    raw = sb.raw
+    if raw.s_jnl_backup_type != 1 or not any(raw.s_jnl_blocks):
+        return None
+    block = pack("<15I", *raw.s_jnl_blocks[:15])
+    fields = Inode(i_mode=c.S_IFREG | 0o600, i_links_count=1, i_block=block)
+    fields.i_size_high, fields.i_size_lo = raw.s_jnl_blocks[15:17]
+    fields.i_flags = c.EXTENTS_FL if block[:2] == c.EXTENT_MAGIC.to_bytes(2, "little") else 0
+    return InodeRecord(raw.s_journal_inum, bytes(sb.inode_size), fields, 0)
 
 
 def _raw_super(blocks: Blocks) -> SuperBlock:
@@ -184,10 +206,6 @@ def _in_place(blocks: Blocks, fd: int, sb: Super, where: str) -> RecoveryResult:
         revoked=brought.revoked,
         fast_commits=len(found.fast),
     )
-    if (found.fast or orphans.present(volume)) and found.super.ro_compat & (c.RO_QUOTA | c.RO_PROJECT):
-        raise Unsupported(
-            "the volume keeps quotas, which orphans and fast commits change", where=where, hint="run e2fsck -fy on it"
-        )
     # 1. Everything in the log goes to its place. The superblock says RECOVER until the very end, and is not touched if
     # the log does not have it: nobody could repair it if it were cut in half.
     overlay = found.overlay

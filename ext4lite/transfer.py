@@ -8,34 +8,55 @@ the target, and nothing leaves it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ext4lite import paths
-from ext4lite.errors import HostError, Invalid, IsADirectory, NotADirectory, NotFound, Unsupported
+from ext4lite.errors import (
+    CorruptImage,
+    HostError,
+    Invalid,
+    IsADirectory,
+    NoRoomForAttribute,
+    NotADirectory,
+    NotFound,
+    PathError,
+    Unsupported,
+)
 from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.volume import Volume
+from ext4lite.walking import bottom_up
 
 if TYPE_CHECKING:
     from ext4lite.writer import NodeKind, WritableVolume
 
+_NOBODY = 0xFFFFFFFF  # no owner at all, for the system calls
 _CHUNK = 4 << 20
-_NODES: dict[int, NodeKind] = {
+_NO_XATTRS = (errno.ENOTSUP, errno.EPERM, errno.EACCES)
+NODES: dict[int, NodeKind] = {
     stat.S_IFCHR: "char",
     stat.S_IFBLK: "block",
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
 }
+"""What is neither file, directory nor symlink, by the type in its mode."""
+_REPORTED = 1000
+_WHOLE = 256 << 10  # a file up to this size goes in as one operation
+_ENTRY_WEIGHT = 4096  # what a name counts for in progress, beside its bytes
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
+Progress = Callable[[int], None]
+RawPath = bytes
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy did. ``skipped`` are paths that the target cannot hold, with why."""
+    """What a copy did. ``skipped`` are the first paths that were left out, or lost an attribute, with why."""
 
     files: int = 0
     directories: int = 0
@@ -43,6 +64,19 @@ class Copied:
     others: int = 0
     bytes: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    skipped_count: int = 0
+    """How many, also those not in the list."""
+    left_out: int = 0
+    """How many of them are missing altogether."""
+    owners_lost: int = 0
+    """Files that belong to who copied them, since only root can give files away."""
+
+    def skip(self, path: RawPath, why: str, *, missing: bool = False) -> None:
+        """Note what could not be kept."""
+        self.skipped_count += 1
+        self.left_out += missing
+        if len(self.skipped) < _REPORTED:
+            self.skipped.append((os.fsdecode(path), why))
 
     def as_dict(self) -> dict[str, object]:
         """Return it for JSON."""
@@ -53,7 +87,29 @@ class Copied:
             "others": self.others,
             "bytes": self.bytes,
             "skipped": [{"path": path, "why": why} for path, why in self.skipped],
+            "skipped_count": self.skipped_count,
+            "left_out": self.left_out,
+            "owners_lost": self.owners_lost,
         }
+
+
+def _words(e: OSError) -> str:
+    return (e.strerror or str(e)).lower()
+
+
+def host_weight(sources: list[str]) -> int:
+    """Return what a copy of host files counts in progress: their bytes, and something for each name."""
+    total = 0
+    for source in sources:
+        pending = [os.fsencode(source)]
+        while pending:
+            path = pending.pop()
+            with contextlib.suppress(OSError):
+                info = os.lstat(path)
+                total += _ENTRY_WEIGHT + (info.st_blocks * 512 if stat.S_ISREG(info.st_mode) else 0)
+                if stat.S_ISDIR(info.st_mode):
+                    pending += [path + b"/" + name for name in os.listdir(path)]  # noqa: PTH208
+    return total
 
 
 class CopyIn:
@@ -66,21 +122,23 @@ class CopyIn:
         recursive: bool = False,
         archive: bool = False,
         owner: tuple[int, int] = (0, 0),
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._volume = volume
         self._recursive = recursive
         self._archive = archive
         self._owner = owner
         self._progress = progress or (lambda _: None)
-        self._seen: dict[tuple[int, int], bytes] = {}
+        self._seen: dict[tuple[int, int], tuple[bytes, int]] = {}
+        """For files with several names: one in the volume, and how many more may come."""
         self.done = Copied()
 
     def copy(self, sources: list[str], target: str) -> Copied:
         """Copy ``sources`` to a path in the volume, or into it when it is a directory, as ``cp`` does.
 
-        HostError, NotADirectory for several sources, IsADirectory for a directory without ``recursive``, VolumeFull:
-        what was copied by then stays.
+        Files below a source that cannot be read are left out and noted, as are attributes that have no place in the
+        volume. HostError for a source itself, NotADirectory for several sources, IsADirectory for a directory without
+        ``recursive``, VolumeFull: what was copied by then stays.
         """
         v = self._volume
         into = False
@@ -91,66 +149,115 @@ class CopyIn:
         base = os.fsencode(target).rstrip(b"/")
         for source in sources:
             name = os.fsencode(os.path.basename(os.path.abspath(source)))  # noqa: PTH119, PTH100
-            self._one(os.fsencode(source), base + b"/" + name if into else base)
+            try:
+                self._tree(os.fsencode(source), base + b"/" + name if into else base)
+            except OSError as e:
+                raise HostError.from_os(e, source) from e
         return self.done
 
-    def _one(self, source: bytes, target: bytes) -> None:
-        try:
-            info = os.lstat(source)
-            self._copy(source, target, info)
-        except OSError as e:
-            raise HostError.from_os(e, os.fsdecode(source)) from e
+    def _tree(self, top: bytes, target: bytes) -> None:
+        """Copy a host path and all below it; a directory's attributes come after its content."""
+        pending: list[tuple[bytes, bytes, os.stat_result | None]] = [(top, target, None)]
+        while pending:
+            source, target, entered = pending.pop()
+            if entered is not None:
+                self._attributes(source, self._volume.resolve(target, follow=False), entered)
+                self.done.directories += 1
+                continue
+            try:
+                info = os.lstat(source)
+                if stat.S_ISDIR(info.st_mode):
+                    names = sorted(os.listdir(source)) if self._recursive else []  # noqa: PTH208
+                    self._directory(source, target, info)
+                    pending.append((source, target, info))
+                    pending += [(source + b"/" + name, target + b"/" + name, None) for name in reversed(names)]
+                else:
+                    self._file(source, target, info)
+            except OSError as e:
+                if source == top:
+                    raise
+                self.done.skip(source, _words(e), missing=True)
+            self._progress(_ENTRY_WEIGHT)
 
-    def _copy(self, source: bytes, target: bytes, info: os.stat_result) -> None:
+    def _owner_of(self, info: os.stat_result) -> tuple[int, int]:
+        return (info.st_uid, info.st_gid) if self._archive else self._owner
+
+    def _directory(self, source: bytes, target: bytes, info: os.stat_result) -> None:
+        v = self._volume
+        if not self._recursive:
+            raise IsADirectory("is a directory", where=os.fsdecode(source), hint="-r copies directories")
+        old = self._there(target)
+        if old is None:
+            uid, gid = self._owner_of(info)
+            v.mkdir(target, mode=stat.S_IMODE(info.st_mode), uid=uid, gid=gid)
+        elif v.inode(old).type != c.S_IFDIR:
+            raise NotADirectory("is not a directory", where=f"{v.where}: {os.fsdecode(target)}")
+
+    def _file(self, source: bytes, target: bytes, info: os.stat_result) -> None:
+        """Copy what is no directory; a small file, attributes included, as one operation."""
         v, done = self._volume, self.done
         kind = stat.S_IFMT(info.st_mode)
-        uid, gid = (info.st_uid, info.st_gid) if self._archive else self._owner
-        mode = stat.S_IMODE(info.st_mode)
-        old = self._there(target)
-        if kind == stat.S_IFDIR:
-            if not self._recursive:
-                raise IsADirectory("is a directory", where=os.fsdecode(source), hint="-r copies directories")
-            if old is not None and v.inode(old).type != c.S_IFDIR:
-                raise NotADirectory("is not a directory", where=f"{v.where}: {os.fsdecode(target)}")
-            ino = v.mkdir(target, mode=mode, uid=uid, gid=gid) if old is None else old
-            for name in sorted(os.listdir(source)):  # noqa: PTH208
-                self._one(source + b"/" + name, target + b"/" + name)
-            done.directories += 1
-        elif info.st_nlink > 1 and (first := self._seen.get((info.st_dev, info.st_ino))) is not None:
-            self._clear(target, old)
+        several = info.st_nlink > 1
+        key = info.st_dev, info.st_ino
+        if several and key in self._seen:
+            self._clear(target, self._there(target))
+            first, left = self._seen.pop(key)
             v.link(first, target)
+            if left > 1:
+                self._seen[key] = first, left - 1
             done.files += 1
             return
-        elif kind == stat.S_IFREG:
-            if old is not None and v.inode(old).type == c.S_IFREG:
-                v.truncate(old, 0)
-                ino = old
-            else:
-                self._clear(target, old)
-                ino = v.create(target, mode=mode, uid=uid, gid=gid)
-            self._content(source, ino)
+        if kind == stat.S_IFREG:
+            self._regular(source, target, info)
             done.files += 1
         else:
-            self._clear(target, old)
-            if kind == stat.S_IFLNK:
-                ino = v.symlink(target, os.readlink(source), uid=uid, gid=gid)  # noqa: PTH115
-                done.symlinks += 1
-            else:
-                device = os.major(info.st_rdev), os.minor(info.st_rdev)
-                ino = v.mknod(target, _NODES[kind], *device, mode=mode, uid=uid, gid=gid)
-                done.others += 1
-        if self._archive:
-            self._attributes(source, ino)
-        v.set_attributes(
-            ino,
-            mode=None if kind == stat.S_IFLNK else mode,
-            uid=uid,
-            gid=gid,
-            atime_ns=info.st_mtime_ns,
-            mtime_ns=info.st_mtime_ns,
-        )
-        if info.st_nlink > 1 and kind != stat.S_IFDIR:
-            self._seen[info.st_dev, info.st_ino] = target
+            self._clear(target, self._there(target))
+            v.together(lambda: self._special(source, target, info))
+            done.symlinks += kind == stat.S_IFLNK
+            done.others += kind != stat.S_IFLNK
+        if several:
+            self._seen[key] = target, info.st_nlink - 1
+
+    def _special(self, source: bytes, target: bytes, info: os.stat_result) -> None:
+        v = self._volume
+        kind = stat.S_IFMT(info.st_mode)
+        uid, gid = self._owner_of(info)
+        if kind == stat.S_IFLNK:
+            ino = v.symlink(target, os.readlink(source), uid=uid, gid=gid)  # noqa: PTH115
+        else:
+            device = os.major(info.st_rdev), os.minor(info.st_rdev)
+            ino = v.mknod(target, NODES[kind], *device, mode=stat.S_IMODE(info.st_mode), uid=uid, gid=gid)
+        self._attributes(source, ino, info)
+
+    def _regular(self, source: bytes, target: bytes, info: os.stat_result) -> None:
+        v = self._volume
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            old = self._there(target)
+            if old is not None and v.inode(old).type != c.S_IFREG:
+                v.unlink(target)
+                old = None
+
+            def make() -> int:
+                uid, gid = self._owner_of(info)
+                return v.create(target, mode=stat.S_IMODE(info.st_mode), uid=uid, gid=gid)
+
+            def whole() -> int:
+                ino = make()
+                copied = self._content(fd, ino)
+                self._attributes(source, ino, info)
+                return copied
+
+            if old is None and info.st_size <= _WHOLE:
+                self.done.bytes += v.together(whole)
+                return
+            if old is not None:
+                v.truncate(old, 0)
+            ino = make() if old is None else old
+            self.done.bytes += self._content(fd, ino)
+            v.together(lambda: self._attributes(source, ino, info))
+        finally:
+            os.close(fd)
 
     def _there(self, target: bytes) -> int | None:
         try:
@@ -163,34 +270,63 @@ class CopyIn:
         if old is not None:
             self._volume.unlink(target)
 
-    def _content(self, source: bytes, ino: int) -> None:
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            size = os.fstat(fd).st_size
-            for start, length in data_runs(fd, size):
-                at = start
-                while at < start + length:
-                    data = os.pread(fd, min(_CHUNK, start + length - at), at)
-                    if not data:
-                        break
-                    self._volume.pwrite(ino, at, data)
-                    at += len(data)
-                    self.done.bytes += len(data)
-                    self._progress(len(data))
-            if self._volume.inode(ino).size < size:
-                self._volume.truncate(ino, size)
-        finally:
-            os.close(fd)
+    def _content(self, fd: int, ino: int) -> int:
+        size, copied = os.fstat(fd).st_size, 0
+        for start, length in data_runs(fd, size):
+            at = start
+            while at < start + length:
+                data = os.pread(fd, min(_CHUNK, start + length - at), at)
+                if not data:
+                    break
+                self._volume.pwrite(ino, at, data)
+                at += len(data)
+                copied += len(data)
+                self._progress(len(data))
+        if self._volume.inode(ino).size < size:
+            self._volume.truncate(ino, size)
+        return copied
 
-    def _attributes(self, source: bytes, ino: int) -> None:
+    def _attributes(self, source: bytes, ino: int, info: os.stat_result) -> None:
+        """Set owner, mode and times, then the extended attributes, which a new owner would take away."""
+        v = self._volume
+        uid, gid = self._owner_of(info)
+        if self._archive:
+            self._drop_inherited(ino)
+        v.set_attributes(
+            ino,
+            mode=None if stat.S_ISLNK(info.st_mode) else stat.S_IMODE(info.st_mode),
+            uid=uid,
+            gid=gid,
+            atime_ns=info.st_atime_ns,
+            mtime_ns=info.st_mtime_ns,
+        )
+        if self._archive:
+            self._xattrs(source, ino)
+
+    def _drop_inherited(self, ino: int) -> None:
+        """What a directory of the volume handed down is not the source's."""
+        found = self._volume.xattrs(ino)
+        for name in _ACLS:
+            if os.fsencode(name) in found:
+                self._volume.remove_xattr(ino, os.fsencode(name))
+
+    def _xattrs(self, source: bytes, ino: int) -> None:
         if not hasattr(os, "listxattr"):
             return
-        for name in os.listxattr(source, follow_symlinks=False):
-            value = os.getxattr(source, name, follow_symlinks=False)
+        try:
+            names = os.listxattr(source, follow_symlinks=False)
+        except OSError as e:
+            if e.errno not in _NO_XATTRS:
+                raise
+            return
+        for name in names:
             try:
+                value = os.getxattr(source, name, follow_symlinks=False)
                 self._volume.set_xattr(ino, os.fsencode(name), value)
-            except Unsupported as e:
-                self.done.skipped.append((os.fsdecode(source), e.what))
+            except OSError as e:
+                self.done.skip(source, f"{name}: {_words(e)}")
+            except (Unsupported, NoRoomForAttribute) as e:
+                self.done.skip(source, e.what)
 
 
 class CopyOut:
@@ -227,22 +363,48 @@ class CopyOut:
                 raise Invalid("needs a name to copy to", where=source)
             base = os.fsencode(target)
             try:
-                self._one(ino, os.path.join(base, name) if into and name else base)  # noqa: PTH118
+                self._tree(ino, os.path.join(base, name) if into and name else base)  # noqa: PTH118
             except OSError as e:
                 raise HostError.from_os(e, target) from e
         return self.done
+
+    def _tree(self, ino: int, target: bytes) -> None:
+        """Copy an inode and all below it; a directory's attributes come after its content."""
+        v = self._volume
+        seen: set[int] = set()
+        pending = [(ino, target, False)]
+        while pending:
+            ino, target, filled = pending.pop()
+            if v.inode(ino).type != c.S_IFDIR or filled:
+                self._one(ino, target)
+                self._progress(_ENTRY_WEIGHT)
+                continue
+            where = f"{v.where}: inode {ino}"
+            if not self._recursive:
+                raise IsADirectory("is a directory", where=where, hint="-r copies directories")
+            if ino in seen:
+                raise CorruptImage(f"has a second name, {target!r}", where=where)
+            seen.add(ino)
+            if self._encrypted(ino, target):
+                continue
+            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
+                os.mkdir(target, 0o700)  # noqa: PTH102
+            pending.append((ino, target, True))
+            pending += [(child, target + b"/" + name, False) for name, child, _ in reversed(v.iterdir(ino))]
+
+    def _encrypted(self, ino: int, target: bytes) -> bool:
+        if not self._volume.inode(ino).fields.i_flags & c.ENCRYPT_FL:
+            return False
+        self.done.skip(target, "is encrypted", missing=True)
+        return True
 
     def _one(self, ino: int, target: bytes) -> None:
         v, done = self._volume, self.done
         s = v.stat(ino)
         if s.kind == "dir":
-            if not self._recursive:
-                raise IsADirectory("is a directory", where=f"{v.where}: inode {ino}", hint="-r copies directories")
-            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
-                os.mkdir(target, 0o700)  # noqa: PTH102
-            for name, child, _ in v.iterdir(ino):
-                self._one(child, target + b"/" + name)
             done.directories += 1
+        elif s.kind in ("file", "symlink") and self._encrypted(ino, target):
+            return
         elif ino in self._seen:
             self._clear(target)
             os.link(self._seen[ino], target, follow_symlinks=False)
@@ -262,25 +424,43 @@ class CopyOut:
             try:
                 os.mknod(target, kind | 0o600, os.makedev(*s.rdev))
             except OSError as e:
-                done.skipped.append((os.fsdecode(target), (e.strerror or str(e)).lower()))
+                done.skip(target, _words(e), missing=True)
                 return
             done.others += 1
         if s.nlink > 1 and s.kind != "dir":
             self._seen[ino] = target
-        self._attributes(ino, target, s.uid, s.gid)
+        owned = self._archive and self._give_away(target, s.uid, s.gid)
+        if self._archive:
+            self._xattrs(ino, target)
         if s.kind != "symlink":
-            os.chmod(target, s.mode if self._archive else s.mode & 0o1777)  # noqa: PTH101
+            # Whose set-user-id it is must be certain.
+            os.chmod(target, s.mode if owned else s.mode & 0o1777)  # noqa: PTH101
         os.utime(target, ns=(s.atime_ns, s.mtime_ns), follow_symlinks=False)
 
-    def _attributes(self, ino: int, target: bytes, uid: int, gid: int) -> None:
-        if not self._archive:
+    def _give_away(self, target: bytes, uid: int, gid: int) -> bool:
+        """Set the owner; False where only root could."""
+        ids = [-1 if n == _NOBODY else n for n in (uid, gid)]
+        try:
+            os.chown(target, ids[0], ids[1], follow_symlinks=False)
+        except PermissionError:
+            self.done.owners_lost += 1
+            return False
+        return True
+
+    def _xattrs(self, ino: int, target: bytes) -> None:
+        found = self._volume.xattrs(ino)
+        if not hasattr(os, "setxattr"):
+            for name in found:
+                self.done.skip(target, f"{os.fsdecode(name)}: this system has no extended attributes")
             return
-        os.chown(target, uid, gid, follow_symlinks=False)
-        for name, value in self._volume.xattrs(ino).items():
+        with contextlib.suppress(OSError):
+            for inherited in set(_ACLS).intersection(os.listxattr(target, follow_symlinks=False)):
+                os.removexattr(target, inherited, follow_symlinks=False)
+        for name, value in found.items():
             try:
                 os.setxattr(target, name, value, follow_symlinks=False)
             except OSError as e:
-                self.done.skipped.append((os.fsdecode(target), f"{os.fsdecode(name)}: {(e.strerror or '').lower()}"))
+                self.done.skip(target, f"{os.fsdecode(name)}: {_words(e)}")
 
     @staticmethod
     def _clear(target: bytes) -> None:
@@ -291,17 +471,8 @@ class CopyOut:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, size)
-            v = self._volume
-            if v.inode(ino).fields.i_flags & c.INLINE_DATA_FL:
-                self._write(fd, v.read(ino, 0, size), 0)
-                return
-            for run in v.extents(ino):
-                at = run.logical * v.block_size
-                end = min(size, at + run.count * v.block_size)
-                while at < end and not run.unwritten:
-                    data = v.read(ino, at, min(_CHUNK, end - at))
-                    self._write(fd, data, at)
-                    at += len(data)
+            for at, data in self._volume.pieces(ino):
+                self._write(fd, data, at)
         finally:
             os.close(fd)
 
@@ -314,8 +485,36 @@ class CopyOut:
         self._progress(len(data))
 
 
-def remove(volume: WritableVolume, path: str | bytes, *, recursive: bool = False) -> int:
+def _inodes_below(volume: Volume, sources: list[str]) -> Iterator[int]:
+    """Yield the inodes of paths and of all below them; what is not there is passed over."""
+    for source in sources:
+        with contextlib.suppress(PathError):
+            top = paths.resolve(volume, source, follow=False)
+            yield top
+            if volume.inode(top).type == c.S_IFDIR:
+                yield from (ino for _, ino in volume.walk(top))
+
+
+def volume_weight(volume: Volume, sources: list[str]) -> int:
+    """Return what a copy of a volume's paths counts in progress; see :func:`host_weight`."""
+    total = 0
+    for ino in _inodes_below(volume, sources):
+        s = volume.stat(ino)
+        total += _ENTRY_WEIGHT + (s.blocks512 * 512 if s.kind == "file" else 0)
+    return total
+
+
+def count_below(volume: Volume, sources: list[str]) -> int:
+    """Return how many names paths and all below them are."""
+    return sum(1 for _ in _inodes_below(volume, sources))
+
+
+def remove(
+    volume: WritableVolume, path: str | bytes, *, recursive: bool = False, progress: Progress | None = None
+) -> int:
     """Remove a path; with ``recursive`` a directory and all below it. Return how many names went.
+
+    ``progress`` is called with 1 for each.
 
     NotFound, IsADirectory, Invalid for the root.
     """
@@ -330,14 +529,17 @@ def remove(volume: WritableVolume, path: str | bytes, *, recursive: bool = False
     if ino == c.ROOT_INO:
         raise Invalid("the root cannot be removed", where=volume.where)
     base = os.fsencode(path).rstrip(b"/")
-    below = list(volume.walk(ino, base))
-    for name, child in reversed(below):
-        if volume.inode(child).type == c.S_IFDIR:
+    count = 1
+    for name, _, is_directory in bottom_up(volume, ino, base):
+        if is_directory:
             volume.rmdir(name)
         else:
             volume.unlink(name)
+        count += 1
+        if progress is not None:
+            progress(1)
     volume.rmdir(base)
-    return len(below) + 1
+    return count
 
 
 def make_parents(volume: WritableVolume, path: str | bytes, *, mode: int = 0o755) -> list[bytes]:

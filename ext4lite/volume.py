@@ -48,7 +48,6 @@ _WINDOW = 64 << 10
 _WINDOWS_KEPT = 128
 _RECORDS_KEPT = 16384
 _CHUNK = 4 << 20
-_MAX_INLINE = 1 << 16
 _MAX_EA_VALUE = 1 << 16
 _INLINE_IN_INODE = 60
 _ZEROS = bytes(1 << 20)
@@ -86,6 +85,8 @@ class Volume:
             self._fold = fold
         self._uninit = bool(sb.ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM))
         self._huge_files = bool(sb.ro_compat & c.RO_HUGE_FILE)
+        self._window = _WINDOW
+        """Bytes (aligned to that) that :meth:`_metadata` gives at most."""
         self._windows: OrderedDict[int, bytes] = OrderedDict()
         self._descriptors: dict[int, GroupDesc] = {}
         self._records: dict[int, InodeRecord] = {}
@@ -151,6 +152,10 @@ class Volume:
         self._descriptors.clear()
         self._records.clear()
         self._directories.clear()
+
+    def fileno(self) -> int:
+        """Return the image's descriptor, which holds the lock."""
+        return self._fd
 
     def host_bytes(self) -> int:
         """Bytes that the image takes on the host: less than its size when it is sparse."""
@@ -261,7 +266,7 @@ class Volume:
         found = self._records.get(ino)
         if found is not None:
             return found
-        where = self._at(f"inode {ino}")
+        where = f"{self.where}: inode {ino}"
         if not 0 < ino <= self._inodes:
             raise CorruptImage(f"there are only {self._inodes} inodes", where=where)
         group, index = divmod(ino - 1, self._per_group)
@@ -285,8 +290,8 @@ class Volume:
         return record
 
     def _live(self, ino: int) -> InodeRecord:
-        record = self.inode(ino)
-        if record.type not in KIND_OF_TYPE or not record.fields.i_links_count:
+        record = self._records.get(ino) or self.inode(ino)
+        if record.fields.i_mode & c.S_IFMT not in KIND_OF_TYPE or not record.fields.i_links_count:
             what = (
                 "is not in use, but has a name"
                 if not record.fields.i_links_count
@@ -303,13 +308,31 @@ class Volume:
             if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
                 continue
             unused = desc.bg_itable_unused_lo | desc.bg_itable_unused_hi << 16 if uninit else 0
-            for index in range(max(0, self._per_group - unused)):
-                ino = group * self._per_group + index + 1
+            table = (desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32) * self.block_size
+            for ino in self._touched_inodes(group, table, self._per_group - unused):
                 if ino < c.FIRST_INO and ino not in (c.ROOT_INO, c.JOURNAL_INO):
                     continue
                 record = self.inode(ino)
                 if record.fields.i_links_count and record.type in KIND_OF_TYPE:
                     yield record
+
+    def _touched_inodes(self, group: int, table: int, count: int) -> Iterator[int]:
+        """Yield the numbers of those of a group's first ``count`` inodes whose records are not all zeros."""
+        size = self._inode_size
+        first = group * self._per_group + 1
+        where = self._at(f"group {group}")
+        untouched = bytes(size)
+        at, end = table, table + count * size
+        while at < end:
+            # What is read is kept: records that are not zero come from there.
+            length = min(end - at, self._window - at % self._window)
+            window = self._metadata(at, length, where)
+            if window != _ZEROS[:length]:
+                number = first + (at - table) // size
+                for inside in range(0, length, size):
+                    if window[inside : inside + size] != untouched:
+                        yield number + inside // size
+            at += length
 
     def stat(self, ino: int) -> Stat:
         """Return what an inode says about itself. CorruptImage for an inode that is not in use."""
@@ -331,11 +354,14 @@ class Volume:
 
     def map(self, record: InodeRecord) -> tuple[list[Extent], int]:
         """Return (runs, number of tree or pointer blocks) of a record."""
-        where = self._at(f"inode {record.ino}")
         flags = record.fields.i_flags
         if flags & c.INLINE_DATA_FL:
             return [], 0
+        where = self._at(f"inode {record.ino}")
         if flags & c.EXTENTS_FL:
+            single = extents.single_run(record.fields.i_block, self)
+            if single is not None:
+                return [single], 0
             seed = self._inode_seed(record)
             runs, own = extents.read_tree(record.fields.i_block, self, seed, where)
         elif record.type not in (c.S_IFREG, c.S_IFDIR, c.S_IFLNK) or self._is_fast_symlink(record):
@@ -351,6 +377,22 @@ class Volume:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
         yield from self._chunks(self._live(ino), 0, 1 << 63)
 
+    def pieces(self, ino: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, data) of what a regular file holds, ascending, up to 4 MiB each; holes are left out."""
+        record = self._live(ino)
+        size, block_size = record.size, self.block_size
+        if record.fields.i_flags & (c.INLINE_DATA_FL | c.ENCRYPT_FL):
+            yield 0, b"".join(self._chunks(record, 0, block_size))
+            return
+        where = self._at(f"inode {ino}")
+        for run in self.map(record)[0]:
+            at, end = run.logical * block_size, min(size, (run.logical + run.count) * block_size)
+            base = run.physical * block_size - at
+            while at < end and not run.unwritten:
+                got = min(_CHUNK, end - at)
+                yield at, self._pread(got, base + at, where)
+                at += got
+
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Return up to ``length`` bytes of a file from ``offset``; short at its end."""
         return b"".join(self._chunks(self._live(ino), offset, length))
@@ -363,7 +405,9 @@ class Volume:
         if record.fields.i_flags & c.ENCRYPT_FL:
             raise self._encrypted(record, "its content")
         if record.fields.i_flags & c.INLINE_DATA_FL:
-            yield self._inline(record)[offset:end].ljust(end - offset, b"\0")
+            data = self._inline(record)[offset:end]
+            yield data
+            yield from _zeros(end - offset - len(data))  # mke2fs -d makes files like that of nothing but a hole
             return
         block_size = self.block_size
         where = self._at(f"inode {record.ino}")
@@ -397,8 +441,6 @@ class Volume:
             for index, name, value, _, _ in self._inode_area(record):
                 if index == c.XATTR_INDEX_SYSTEM and name == b"data":
                     data += value
-        if record.size > max(len(data), _MAX_INLINE):
-            raise CorruptImage(f"inline data of {record.size} bytes", where=self._at(f"inode {record.ino}"))
         return data
 
     def _is_fast_symlink(self, record: InodeRecord) -> bool:
@@ -474,10 +516,11 @@ class Volume:
         return out
 
     def iterdir_by_hash(self, ino: int) -> list[directory.DirEntry]:
-        """Return what :meth:`iterdir` does in the order of the names' hashes, as the kernel lists with dir_index.
+        """Return what :meth:`iterdir` does in the order in which the kernel lists a directory.
 
-        The order does not depend on when names were added, so a listing can go on where it stopped. Unsupported for an
-        unknown hash.
+        With dir_index that is the order of the names' hashes in a directory that has an index or a single block (the
+        kernel's is_dx_dir): it does not depend on when names were added, so a listing can go on where it stopped. In
+        others the names come as they lie. Unsupported for an unknown hash.
         """
         from ext4lite.htree import effective_version, name_hash
 
@@ -485,9 +528,14 @@ class Volume:
         record = self._live(ino)
         version = raw.s_def_hash_version
         entries = self.iterdir(ino)
-        if record.fields.i_flags & c.INDEX_FL and not record.fields.i_flags & c.INLINE_DATA_FL:
+        if not self.super.compat & c.COMPAT_DIR_INDEX:
+            return entries
+        inline = bool(record.fields.i_flags & c.INLINE_DATA_FL)
+        if record.fields.i_flags & c.INDEX_FL and not inline:
             first = self.map(record)[0][0]
             version = self.block(first.physical, self._at(f"directory inode {ino}"))[directory.DX_ROOT_AT - 4]
+        elif not inline and record.size > self.block_size:
+            return entries
         version = effective_version(version, bool(raw.s_flags & c.FLAG_UNSIGNED_HASH))
         try:
             if self._fold is not None and record.fields.i_flags & c.CASEFOLD_FL:
@@ -596,7 +644,13 @@ class Volume:
         record = self._live(ino)
         if not record.fields.i_flags & c.EA_INODE_FL or record.size != size or size > _MAX_EA_VALUE:
             raise CorruptImage(f"is not a value of {size} bytes", where=where)
-        return b"".join(self._chunks(record, 0, size))
+        value = b"".join(self._chunks(record, 0, size))
+        if self.verify and crc32c(self.super.seed, value) != record.fields.i_atime & 0xFFFFFFFF:
+            # The oldest form (Lustre's) has a pointer to its one user instead (ext4_xattr_inode_get).
+            back = record.fields.i_mtime & 0xFFFFFFFF, record.fields.i_generation
+            if back != (user, self.inode(user).fields.i_generation):
+                raise CorruptImage("attribute value hash is wrong", where=where)
+        return value
 
     # -- bitmaps ----------------------------------------------------------------------------------------------------
 

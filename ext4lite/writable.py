@@ -19,9 +19,19 @@ from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import remove_record
 from ext4lite.buffers import BlockCache
 from ext4lite.checksum import crc32c, superblock_checksum
-from ext4lite.errors import CorruptImage, Ext4LiteError, FileTooLarge, HostError, NotFound, NotPermitted, VolumeFull
+from ext4lite.errors import (
+    CorruptImage,
+    Ext4LiteError,
+    FileTooLarge,
+    HostError,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+    VolumeFull,
+)
 from ext4lite.extent_tree import ExtentTree
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, encode_time, pack_record
+from ext4lite.interrupts import deferred
 from ext4lite.jbd2.log import Blocks, write_back
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
@@ -31,6 +41,9 @@ from ext4lite.volume import Volume
 
 T = TypeVar("T")
 _LONE_CHANGES = 4096  # blocks a transaction may hold without a journal
+_GATHERED_BYTES = 16 << 20
+"""Metadata of a transaction at which it is committed, and of commits at which they are brought in place: a large log
+would let memory grow with it."""
 _CTIME_END, _MTIME_END, _ATIME_END, _CRTIME_END = 8, 12, 16, 24  # i_extra_isize that covers the field
 
 
@@ -41,21 +54,30 @@ class WritableBase(Volume):
         self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
         super().__init__(fd, sb, where)
+        self._window = sb.block_size  # of metadata, whole blocks are kept
         self._blocks = blocks
         self.clock = clock
         """Returns the time in nanoseconds since 1970."""
         self.journal: Journal | None = None
+        self._unstored: dict[int, InodeRecord] = {}
+        self._limit: tuple[Journal | None, int] = (None, _LONE_CHANGES)
         self.cache = BlockCache(self._read_newest, sb.block_size)
-        self.alloc = Allocator(self)
+        self.alloc = self._allocator()
         self._verified: set[tuple[int, bool]] = set()
         self._maps: dict[int, ExtentTree | BlockMap] = {}
-        self._shared_blocks: dict[bytes, int] = {}
-        """Attribute blocks written since the volume was opened, by their content."""
+        self.flags_bind = True
+        """Whether the flags immutable and append-only forbid what they forbid root; a caller may turn it off."""
         self._in_operation = False
         self._changed = False
         self._in_use = False
         self._broken = False
+        self._half_done = False
+        """An operation is under way, or could not be taken back: nothing more may be committed."""
         self._super_changed = False
+
+    def _allocator(self) -> Allocator:
+        """Return what hands out blocks and inodes; a subclass may have another one."""
+        return Allocator(self)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
@@ -64,6 +86,8 @@ class WritableBase(Volume):
         if not self.super.compat & c.COMPAT_HAS_JOURNAL:
             return
         ino = self.super.raw.s_journal_inum
+        if not ino:
+            raise Unsupported("the volume's journal is on another device", where=self.where, hint="open it read-only")
         record = self.inode(ino)
         self.journal = Journal.open(self._blocks, self.map(record)[0], self._at(f"journal in inode {ino}"))
 
@@ -71,12 +95,13 @@ class WritableBase(Volume):
         """Make everything durable, mark the volume clean, and release it. Harmless when called again."""
         if self._fd < 0:
             return
-        try:
-            if not self._broken:
-                self._finish()
-        finally:
-            remove_record(self.where)
-            super().close()
+        with deferred():
+            try:
+                if not self._broken and not self._half_done:
+                    self._finish()
+            finally:
+                remove_record(self.where)
+                super().close()
 
     def _finish(self) -> None:
         self._release_all()
@@ -113,7 +138,7 @@ class WritableBase(Volume):
         """
         if self._in_operation:
             return operation()
-        if self._broken or self._fd < 0:
+        if self._broken or self._half_done or self._fd < 0:
             raise HostError("the volume is closed, or failed to write before", where=self.where)
         try:
             return self._attempt(operation)
@@ -126,38 +151,57 @@ class WritableBase(Volume):
         self._commit()
         return self._attempt(operation)
 
+    def together(self, operations: Callable[[], T]) -> T:
+        """Do several operations as one: when ``operations`` raises, none of them was done; return what it returns.
+
+        They must fit one transaction: TransactionTooLarge.
+        """
+        return self._run(operations)
+
     def _attempt(self, operation: Callable[[], T]) -> T:
-        if len(self._records) > 8192:
-            self._records.clear()
-            self._maps.clear()
+        self._trim()
         self.cache.begin()
         self.alloc.begin()
-        self._in_operation, self._changed = True, False
+        self._in_operation, self._changed, self._half_done = True, False, True
         raw = self.super.raw
         before = raw.s_last_orphan, raw.s_feature_ro_compat
         try:
             result = operation()
-            if self._size_of_transaction() > self._most_changes():
+            self._store_inodes()
+            size, most = self._size_of_transaction(), self._most_changes()
+            if size > most:
                 raise TransactionTooLarge("the operation changes too much at once", where=self.where)
+            self._half_done = False
         except BaseException:
-            raw.s_last_orphan, raw.s_feature_ro_compat = before
-            self._rollback()
+            with deferred():
+                raw.s_last_orphan, raw.s_feature_ro_compat = before
+                self._rollback()
+                self._half_done = False
             raise
         finally:
             self._in_operation = False
         self.cache.end()
-        if self._size_of_transaction() * 2 > self._most_changes():
+        if size * 2 > most or size * self.block_size > _GATHERED_BYTES:
             self._commit()
         return result
+
+    def _trim(self) -> None:
+        """Between operations: forget decoded things when there are many."""
+        if len(self._records) > 8192:
+            self._records.clear()
+            self._maps.clear()
 
     def _size_of_transaction(self) -> int:
         return len(self.cache.dirty) + len(self.cache.revoked) + len(self.alloc.touched) + 1
 
     def _most_changes(self) -> int:
-        return _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        if self._limit[0] is not self.journal:
+            self._limit = self.journal, _LONE_CHANGES if self.journal is None else self.journal.most_changes
+        return self._limit[1]
 
     def _rollback(self) -> None:
         changed = self._changed or self.cache.changed
+        self._unstored.clear()
         self.cache.rollback()
         self.alloc.rollback()
         if changed:
@@ -180,9 +224,12 @@ class WritableBase(Volume):
         self._super_changed = True
 
     def _commit(self) -> None:
+        if self.cache.dirty or self.cache.revoked or self._super_changed:
+            with deferred():
+                self._commit_now()
+
+    def _commit_now(self) -> None:
         cache = self.cache
-        if not cache.dirty and not cache.revoked and not self._super_changed:
-            return
         try:
             self.mark_in_use()
             self.alloc.store()
@@ -194,6 +241,8 @@ class WritableBase(Volume):
                     for number in cache.revoked:
                         handle.revoke(number)
                 self.journal.commit()
+                if self.journal.uncheckpointed * self.block_size > _GATHERED_BYTES:
+                    self.journal.checkpoint()
             else:
                 write_back(self._blocks, {n: bytes(d) for n, d in cache.dirty.items()})
         except BaseException:
@@ -322,6 +371,11 @@ class WritableBase(Volume):
 
     # -- inodes -----------------------------------------------------------------------------------------------------
 
+    def used_inodes(self) -> Iterator[InodeRecord]:
+        """Yield the records of all inodes with links, group after group, without looking at names."""
+        self.alloc.update_descriptors()
+        return super().used_inodes()
+
     def file_map(self, record: InodeRecord) -> ExtentTree | BlockMap:
         """Return the map of an inode's blocks, for changing."""
         found = self._maps.get(record.ino)
@@ -340,17 +394,36 @@ class WritableBase(Volume):
         if (ino < self.alloc.first_ino and ino != c.ROOT_INO) or ino in own:
             raise NotPermitted("belongs to the volume itself", where=self._at(f"inode {ino}"))
         record = self.inode(ino)
+        if record.fields.i_flags & c.EA_INODE_FL:
+            raise NotPermitted("holds the value of an extended attribute", where=self._at(f"inode {ino}"))
         if record.type not in KIND_OF_TYPE or (not record.fields.i_links_count and not self._is_open(ino)):
             raise NotFound("is not in use", where=self._at(f"inode {ino}"))
         return record
+
+    def require_no_flags(self, record: InodeRecord, flags: int) -> None:
+        """Raise NotPermitted if an inode has one of the flags (immutable, append-only) and they bind."""
+        if self.flags_bind and (found := record.fields.i_flags & flags):
+            name = "immutable" if found & c.IMMUTABLE_FL else "append-only"
+            raise NotPermitted(f"is {name} (a flag that chattr sets)", where=self._at(f"inode {record.ino}"))
 
     def _is_open(self, ino: int) -> bool:
         """Whether somebody has a file open; a subclass knows."""
         return False
 
     def put_inode(self, record: InodeRecord) -> None:
-        """Store a changed record in its table."""
+        """Have a changed record stored in its table, at the end of the operation under way."""
         self._changed = True
+        self._unstored[record.ino] = record
+        if not self._in_operation:
+            self._store_inodes()
+
+    def _store_inodes(self) -> None:
+        """Store what :meth:`put_inode` was given, each once."""
+        for record in self._unstored.values():
+            self._store_inode(record)
+        self._unstored.clear()
+
+    def _store_inode(self, record: InodeRecord) -> None:
         group, index = divmod(record.ino - 1, self._per_group)
         block, offset = divmod(index * self._inode_size, self.block_size)
         record.raw = pack_record(record, self._seed)
@@ -374,7 +447,7 @@ class WritableBase(Volume):
         now = self.clock()
         self.set_times(record, atime=now, mtime=now, ctime=now)
         if extra >= _CRTIME_END:
-            fields.i_crtime, fields.i_crtime_extra = encode_time(now, wide=True)
+            fields.i_crtime, fields.i_crtime_extra = fields.i_mtime, fields.i_mtime_extra
         return record
 
     def set_times(
@@ -382,6 +455,12 @@ class WritableBase(Volume):
     ) -> None:
         """Set times in nanoseconds since 1970, clamped to what the inode can hold."""
         f, extra = record.fields, record.extra_isize
+        if mtime is not None and mtime == ctime and extra >= _ATIME_END:  # what most operations do
+            f.i_mtime, f.i_mtime_extra = f.i_ctime, f.i_ctime_extra = encode_time(mtime, wide=True)
+            if atime is not None:
+                same = atime == mtime
+                f.i_atime, f.i_atime_extra = (f.i_mtime, f.i_mtime_extra) if same else encode_time(atime, wide=True)
+            return
         if atime is not None:
             f.i_atime, f.i_atime_extra = encode_time(atime, wide=extra >= _ATIME_END)
         if mtime is not None:

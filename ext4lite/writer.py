@@ -9,13 +9,15 @@
 
 Paths are bytes or text (encoded as file names), from the volume's root; symlinks on the way are followed inside the
 volume, one at the end is not, unless a method says so. Every operation is all or nothing: when it raises, the volume is
-as it was. Nobody's permissions are checked, and nothing is inherited but the set-group-id bit and the flags that ext4
-passes on.
+as it was. Nobody's permissions are checked: the caller is root, who may use reserved blocks, too. What a directory
+hands down is handed down: the group with the set-group-id bit, default ACLs, and the flags that ext4 inherits.
+Immutable and append-only flags bind, as they bind root, unless ``flags_bind`` is set to False.
 """
 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,8 +25,10 @@ from typing import Literal
 from ext4lite import directory, paths
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
 from ext4lite.checksum import inode_seed
+from ext4lite.dirnames import NamesOnDisk
 from ext4lite.dirwrite import DirState, DirWriter, Name
 from ext4lite.errors import (
+    Busy,
     CorruptImage,
     Exists,
     Invalid,
@@ -34,10 +38,10 @@ from ext4lite.errors import (
     NotEmpty,
     NotFound,
     NotPermitted,
+    PathError,
     TooManyLinks,
     Unsupported,
 )
-from ext4lite.extent_tree import empty_root
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord, encode_rdev
 from ext4lite.jbd2.log import Blocks, FileBlocks
@@ -47,7 +51,7 @@ from ext4lite.orphans import OrphanVolume
 from ext4lite.super import Super, read_super
 
 NodeKind = Literal["char", "block", "fifo", "socket"]
-RenameHow = Literal["replace", "noreplace", "exchange"]
+RenameHow = Literal["replace", "noreplace", "exchange", "whiteout"]
 Path = str | bytes
 
 _NODE_TYPES: dict[NodeKind, int] = {
@@ -57,11 +61,17 @@ _NODE_TYPES: dict[NodeKind, int] = {
     "socket": c.S_IFSOCK,
 }
 _MAX_NAME = 255
+_SPECIAL = (b"", b".", b"..")
 _FAST_SYMLINK = 60
-_DIRECTORIES_KEPT = 64
+_DIRECTORIES_KEPT = 256
+_NAMES_KEPT = 100_000
+_LARGE_DIRECTORY = 1 << 20
+"""Bytes from which a directory with an index is not held in memory."""
+_TRIM_EVERY = 64
 _SGID = 0o2000
-_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x8000 | 0x10000
-_INHERITED_BY_FILES = _INHERITED_FLAGS & ~0x10000
+_INHERITED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000 | 0x20000000
+"""Flags that a directory passes on (EXT4_FL_INHERITED)."""
+_INHERITED_BY_FILES = _INHERITED_FLAGS & ~(0x10000 | 0x20000000)
 _INHERITED_BY_OTHERS = 0x40 | 0x80
 
 WRITE_INCOMPAT = (
@@ -72,6 +82,7 @@ WRITE_INCOMPAT = (
     | c.INCOMPAT_FLEX_BG
     | c.INCOMPAT_CSUM_SEED
     | c.INCOMPAT_LARGE_DIR
+    | c.INCOMPAT_EA_INODE
 )
 WRITE_RO_COMPAT = (
     c.RO_SPARSE_SUPER
@@ -160,7 +171,8 @@ class WritableVolume(OrphanVolume):
             super().__init__(fd, sb, where, blocks=blocks)
         else:
             super().__init__(fd, sb, where, blocks=blocks, clock=clock)
-        self._states: dict[int, DirState] = {}
+        self._states: OrderedDict[int, DirState] = OrderedDict()
+        self._operations = 0
         self._files: dict[int, set[File]] = {}
 
     @classmethod
@@ -206,6 +218,7 @@ class WritableVolume(OrphanVolume):
     def _state(self, ino: int) -> DirState:
         found = self._states.get(ino)
         if found is not None:
+            self._states.move_to_end(ino)
             return found
         record = self._live(ino)
         where = self._at(f"directory inode {ino}")
@@ -220,6 +233,11 @@ class WritableVolume(OrphanVolume):
         if rest or not 0 < count <= len(blocks):
             raise CorruptImage(f"size of {record.size} bytes is not its blocks", where=where)
         del blocks[count:]
+        if record.fields.i_flags & c.INDEX_FL and record.size >= _LARGE_DIRECTORY:
+            state = self._states[ino] = DirState(0, NamesOnDisk(self, ino, blocks), blocks)
+            DirWriter(self, record, state).verify_root()
+            state.parent = int.from_bytes(self.block(blocks[0], where)[12:16], "little")
+            return state
         seed = None if self._seed is None else inode_seed(self._seed, ino, record.fields.i_generation)
         index_possible = bool(record.fields.i_flags & c.INDEX_FL)
         names: dict[bytes, Name] = {}
@@ -233,8 +251,6 @@ class WritableVolume(OrphanVolume):
                 names[name] = Name(child, kind, i)
             if i == 0:
                 parent = int.from_bytes(data[12:16], "little")
-        if len(self._states) >= _DIRECTORIES_KEPT and not self._in_operation:
-            self._states.clear()
         state = self._states[ino] = DirState(parent, names, blocks)
         return state
 
@@ -245,6 +261,18 @@ class WritableVolume(OrphanVolume):
     def _forget_all(self) -> None:
         super()._forget_all()
         self._states.clear()
+
+    def _trim(self) -> None:
+        super()._trim()
+        self._operations += 1
+        if self._operations % _TRIM_EVERY == 0:
+            for ino, state in list(self._states.items()):
+                large = len(state.names) and len(state.blocks) * self.block_size >= 2 * _LARGE_DIRECTORY
+                if large and self.inode(ino).fields.i_flags & c.INDEX_FL:
+                    del self._states[ino]  # it has grown: its names are looked up on disk from now on
+            names = sum(len(state.names) for state in self._states.values())
+            while len(self._states) > _DIRECTORIES_KEPT or (names > _NAMES_KEPT and len(self._states) > 1):
+                names -= len(self._states.popitem(last=False)[1].names)
 
     def _names_gone(self, ino: int) -> None:
         self._states.pop(ino, None)
@@ -285,33 +313,55 @@ class WritableVolume(OrphanVolume):
         above, _, name = raw.rstrip(b"/").rpartition(b"/")
         if b"\0" in raw:
             raise Invalid("a name cannot hold a zero byte", where=self._name(raw.replace(b"\0", b"?")))
-        if len(name) > _MAX_NAME:
-            raise NameTooLong(f"a name of {len(name)} bytes is too long", where=self.where)
         ino = paths.resolve(self, above)
         if self.inode(ino).type != c.S_IFDIR:
             raise NotADirectory("something on the way is not a directory", where=self._name(raw))
+        if len(name) > _MAX_NAME:
+            raise NameTooLong(f"a name of {len(name)} bytes is too long", where=self.where)
         return ino, name
 
-    def _free_place(self, path: Path) -> tuple[DirWriter, bytes]:
-        """Return the directory and name for something new. Exists, NotFound, NotADirectory, NameTooLong."""
+    def _free_place(self, path: Path, *, directory: bool = False) -> tuple[DirWriter, bytes]:
+        """Return the directory and name for something new; only a directory's may end in a slash.
+
+        Exists, NotFound, NotADirectory, NameTooLong.
+        """
+        raw = os.fsencode(path)
         ino, name = self._place(path)
-        if name in (b"", b".", b".."):
-            raise Exists("is there already", where=self._name(os.fsencode(path)))
+        if name in _SPECIAL:
+            raise Exists("is there already", where=self._name(raw))
         at = self._writer(ino)
         if name in at.state.names:
-            raise Exists("is there already", where=self._name(os.fsencode(path)))
+            raise Exists("is there already", where=self._name(raw))
+        if raw.endswith(b"/") and not directory:
+            raise NotFound("no such directory", where=self._name(raw))
+        self.require_no_flags(at.record, c.IMMUTABLE_FL)
         return at, name
 
     def _taken_place(self, path: Path) -> tuple[DirWriter, bytes, InodeRecord]:
-        """Return the directory, name and inode of something that is there. NotFound, NotADirectory, Invalid."""
+        """Return the directory, name and inode of something that is there. NotFound, NotADirectory, Busy."""
+        raw = os.fsencode(path)
         ino, name = self._place(path)
-        if name in (b"", b".", b".."):
-            raise Invalid("that name cannot be removed or renamed", where=self._name(os.fsencode(path)))
+        if name in _SPECIAL:
+            raise Busy("that name cannot be removed or renamed", where=self._name(raw))
         at = self._writer(ino)
         found = at.state.names.get(name)
         if found is None:
-            raise NotFound("no such file or directory", where=self._name(os.fsencode(path)))
-        return at, name, self._live(found.ino)
+            raise NotFound("no such file or directory", where=self._name(raw))
+        record = self._live(found.ino)
+        if raw.endswith(b"/") and record.type != c.S_IFDIR:
+            raise NotADirectory("is not a directory", where=self._name(raw))
+        return at, name, record
+
+    def _require_name(self, path: Path, errors: dict[bytes, type[PathError]]) -> None:
+        """Raise the error for a path that ends in no name of its own."""
+        name = self._place(path)[1]
+        if name in errors:
+            raise errors[name]("that name cannot be removed", where=self._name(os.fsencode(path)))
+
+    def _require_removable(self, at: DirWriter, record: InodeRecord) -> None:
+        """Raise NotPermitted if flags of a directory, or of what it names, forbid that the name goes."""
+        self.require_no_flags(at.record, c.IMMUTABLE_FL | c.APPEND_FL)
+        self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -331,12 +381,8 @@ class WritableVolume(OrphanVolume):
         record.fields.i_flags = above.i_flags & passed
         if kind in (c.S_IFREG, c.S_IFDIR):
             self._give_map(record)
+        self._inherit_acl(at.record, record)
         return record
-
-    def _give_map(self, record: InodeRecord) -> None:
-        if self.super.incompat & c.INCOMPAT_EXTENTS:
-            record.fields.i_flags |= c.EXTENTS_FL
-            record.fields.i_block = empty_root()
 
     def _enter(self, at: DirWriter, name: bytes, record: InodeRecord) -> int:
         """Store a new inode and name it."""
@@ -354,6 +400,9 @@ class WritableVolume(OrphanVolume):
         """Make an empty regular file; return its inode number. Exists, NotFound, NotADirectory, VolumeFull."""
 
         def make() -> int:
+            raw = os.fsencode(path)
+            if raw.rstrip(b"/") and raw.endswith(b"/"):
+                raise IsADirectory("is the name of a directory", where=self._name(raw))
             at, name = self._free_place(path)
             return self._enter(at, name, self._new(at, c.S_IFREG, mode, uid, gid))
 
@@ -363,7 +412,7 @@ class WritableVolume(OrphanVolume):
         """Make a directory; return its inode number. As :meth:`create`, and TooManyLinks."""
 
         def make() -> int:
-            at, name = self._free_place(path)
+            at, name = self._free_place(path, directory=True)
             self._require_room_for_subdirectory(at)
             record = self._new(at, c.S_IFDIR, mode, uid, gid)
             state = self._states[record.ino] = DirState(at.record.ino, {}, [])
@@ -390,8 +439,10 @@ class WritableVolume(OrphanVolume):
         content = os.fsencode(target)
 
         def make() -> int:
-            if not content or b"\0" in content:
-                raise Invalid("that cannot be a symlink's target")
+            if not content:
+                raise NotFound("an empty target leads nowhere", where=self._name(os.fsencode(path)))
+            if b"\0" in content:
+                raise Invalid("a target cannot hold a zero byte", where=self._name(os.fsencode(path)))
             if len(content) >= self.block_size:
                 raise NameTooLong(f"a target of {len(content)} bytes is too long", where=self.where)
             at, name = self._free_place(path)
@@ -441,6 +492,7 @@ class WritableVolume(OrphanVolume):
             at, name = self._free_place(path)
             if record.type == c.S_IFDIR:
                 raise NotPermitted("a directory has one name only", where=self._name(os.fsencode(existing)))
+            self.require_no_flags(record, c.IMMUTABLE_FL | c.APPEND_FL)
             if record.fields.i_links_count >= c.LINK_MAX:
                 raise TooManyLinks("has too many names", where=self._name(os.fsencode(existing)))
             at.add(name, record.ino, c.FT_BY_MODE[record.type])
@@ -488,7 +540,9 @@ class WritableVolume(OrphanVolume):
         """
 
         def remove(later: bool) -> int:
+            self._require_name(path, {b"": IsADirectory, b".": IsADirectory, b"..": IsADirectory})
             at, name, record = self._taken_place(path)
+            self._require_removable(at, record)
             if record.type == c.S_IFDIR:
                 raise IsADirectory("is a directory", where=self._name(os.fsencode(path)))
             at.remove(name)
@@ -502,7 +556,9 @@ class WritableVolume(OrphanVolume):
         """Remove an empty directory. NotFound, NotADirectory, NotEmpty; Invalid for the root."""
 
         def remove(later: bool) -> int:
+            self._require_name(path, {b".": Invalid, b"..": NotEmpty})
             at, name, record = self._taken_place(path)
+            self._require_removable(at, record)
             if record.type != c.S_IFDIR:
                 raise NotADirectory("is not a directory", where=self._name(os.fsencode(path)))
             if self._state(record.ino).names:
@@ -521,8 +577,9 @@ class WritableVolume(OrphanVolume):
         """Give something another name, also in another directory; what had that name goes, if it may.
 
         A directory may only take the place of an empty one, anything else not that of a directory. ``noreplace``:
-        Exists when the name is taken. ``exchange``: both names must be there and swap what they name. Two names of the
-        same inode: nothing happens. NotFound, NotADirectory, IsADirectory, NotEmpty, TooManyLinks, VolumeFull; Invalid
+        Exists when the name is taken. ``exchange``: both names must be there and swap what they name. ``whiteout``: a
+        device 0:0 takes the old name, which overlayfs takes for a deleted file. Two names of the same inode: nothing
+        happens. NotFound, NotADirectory, IsADirectory, NotEmpty, TooManyLinks, VolumeFull; Invalid
         when a directory would come to lie in itself.
         """
         self._dropping(lambda later: self._rename(old, new, how, later))
@@ -531,8 +588,9 @@ class WritableVolume(OrphanVolume):
         source, old_name, moved = self._taken_place(old)
         target_ino, new_name = self._place(new)
         where = self._name(os.fsencode(new))
-        if new_name in (b"", b".", b".."):
-            raise Invalid("that name cannot be given", where=where)
+        if new_name in _SPECIAL:
+            error = Exists if how == "noreplace" else Busy
+            raise error("that name cannot be given", where=where)
         target = self._writer(target_ino)
         found = target.state.names.get(new_name)
         if found is None and how == "exchange":
@@ -544,12 +602,19 @@ class WritableVolume(OrphanVolume):
         if moved.type == c.S_IFDIR and moved.ino in self._ancestors(target_ino):
             raise Invalid("a directory cannot be moved into itself", where=where)
         other = None if found is None else self._live(found.ino)
+        if other is not None and how != "exchange" and other.type == c.S_IFDIR:
+            self._require_not_above(other, source.record.ino, where)
+        self._require_removable(source, moved)
+        if other is None:
+            self.require_no_flags(target.record, c.IMMUTABLE_FL)
+        else:
+            self._require_removable(target, other)
         if how == "exchange" and other is not None:
             self._exchange((source, old_name, moved), (target, new_name, other))
             return 0
         if other is not None:
-            self._require_replaceable(moved, other, source.record.ino, where)
-        return self._move((source, old_name, moved), (target, new_name, other), later)
+            self._require_replaceable(moved, other, where)
+        return self._move((source, old_name, moved), (target, new_name, other), later, whiteout=how == "whiteout")
 
     def _ancestors(self, ino: int) -> set[int]:
         """Return a directory and all above it."""
@@ -561,9 +626,11 @@ class WritableVolume(OrphanVolume):
             ino = self._state(ino).parent
         raise CorruptImage(f"directory {ino} lies in itself", where=self.where)
 
-    def _require_replaceable(self, moved: InodeRecord, other: InodeRecord, source: int, where: str) -> None:
-        if other.type == c.S_IFDIR and other.ino in self._ancestors(source):
+    def _require_not_above(self, other: InodeRecord, source: int, where: str) -> None:
+        if other.ino in self._ancestors(source):
             raise NotEmpty("the directory is not empty", where=where)
+
+    def _require_replaceable(self, moved: InodeRecord, other: InodeRecord, where: str) -> None:
         if moved.type == c.S_IFDIR and other.type != c.S_IFDIR:
             raise NotADirectory("a directory cannot replace something else", where=where)
         if moved.type != c.S_IFDIR and other.type == c.S_IFDIR:
@@ -576,6 +643,8 @@ class WritableVolume(OrphanVolume):
         source: tuple[DirWriter, bytes, InodeRecord],
         target: tuple[DirWriter, bytes, InodeRecord | None],
         later: bool,
+        *,
+        whiteout: bool,
     ) -> int:
         here, old_name, moved = source
         there, new_name, other = target
@@ -589,7 +658,13 @@ class WritableVolume(OrphanVolume):
             there.replace(new_name, moved.ino, kind)
         else:
             there.add(new_name, moved.ino, kind)
-        here.remove(old_name)
+        if whiteout:
+            left = self._new(here, c.S_IFCHR, 0, 0, None)
+            left.fields.i_block = encode_rdev(0, 0)
+            self.put_inode(left)
+            here.replace(old_name, left.ino, c.FT_BY_MODE[c.S_IFCHR])
+        else:
+            here.remove(old_name)
         if across:
             self._writer(moved.ino).set_parent(there.record.ino)
             self._count_subdirectory(here, -1)
@@ -656,6 +731,8 @@ class WritableVolume(OrphanVolume):
         left.discard(closed)
         if not left:
             del self._files[closed.ino]
+            self.alloc.begin()  # outside of an operation: nothing to take back
+            self.alloc.drop_window(closed.ino)
             if not self._broken and self._fd >= 0 and not self.inode(closed.ino).fields.i_links_count:
                 self.erase_orphan(closed.ino)
 

@@ -1,13 +1,16 @@
 """Extended attributes: names with their on-disk prefixes, POSIX ACLs, and the two places where attributes lie.
 
-Small sets lie in the inode behind its extra fields, the rest in one block that equal sets share. Entries are kept
+Small sets lie in the inode behind its extra fields, the rest in one block that equal sets share; values too large for
+either in inodes of their own, where the volume has the feature ea_inode. Entries are kept
 sorted by (prefix index, name length, name) and values fill the area from its end downwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from struct import Struct, error, iter_unpack
+from typing import TypeVar
 
 from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.layout._codecs import XattrEntryHeader, XattrHeader
@@ -28,8 +31,21 @@ _ACL_SHORT = Struct("<HH")
 _ENTRY = XattrEntryHeader.STRUCT
 INLINE_DATA_NAME = b"system.data"
 
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A value in an inode of its own (ea_inode): its number, the value's bytes and the hash that inode keeps."""
+
+    ino: int
+    size: int
+    hash: int
+
+
 RawEntry = tuple[int, bytes, bytes]
 """(prefix index, name without prefix, value as stored)."""
+StoredEntry = tuple[int, bytes, bytes | Outside]
+"""As RawEntry; the value may be outside."""
+AnyEntry = TypeVar("AnyEntry", RawEntry, StoredEntry)
 
 
 def split_name(name: bytes) -> tuple[int, bytes]:
@@ -101,9 +117,14 @@ def _pad4(n: int) -> int:
     return (n + 3) & ~3
 
 
-def space_needed(entries: Iterable[RawEntry]) -> int:
+def space_needed(entries: Iterable[StoredEntry]) -> int:
     """Bytes that entries and values take in either place, with the four zero bytes that end the entries."""
-    return 4 + sum(_ENTRY.size + _pad4(len(name)) + _pad4(len(value)) for _, name, value in entries)
+    return 4 + sum(_ENTRY.size + _pad4(len(name)) + _pad4(_size_here(value)) for _, name, value in entries)
+
+
+def _size_here(value: bytes | Outside) -> int:
+    """Bytes of a value among its entries."""
+    return 0 if isinstance(value, Outside) else len(value)
 
 
 def entry_hash(name: bytes, value: bytes, *, signed: bool = False) -> int:
@@ -117,28 +138,36 @@ def entry_hash(name: bytes, value: bytes, *, signed: bool = False) -> int:
     return result
 
 
-def pack_area(entries: list[RawEntry], size: int, first: int = 0, hashed: bool = False) -> tuple[bytes, list[int]]:
+def pack_area(
+    entries: Sequence[StoredEntry], size: int, first: int = 0, hashed: bool = False
+) -> tuple[bytes, list[int]]:
     """Lay entries out in an area of ``size`` bytes whose value offsets count from ``first`` bytes before it.
 
-    Returns the area and the entry hashes (zeros unless ``hashed``: in the inode no hash is the safest). The entries
+    Returns the area and the entry hashes (zeros unless ``hashed``: in the inode no hash is the safest; an outside
+    value's entry always has one, which the kernel verifies: it is that of the value's hash as four bytes). The entries
     must fit (:func:`space_needed`).
     """
     area = bytearray(size)
     at, end, hashes = 0, size, []
     for index, name, value in entries:
-        offset = 0
-        if value:
-            end -= _pad4(len(value))
-            area[end : end + len(value)] = value
-            offset = end + first
-        hashes.append(entry_hash(name, value) if hashed else 0)
-        _ENTRY.pack_into(area, at, len(name), index, offset, 0, len(value), hashes[-1])
+        offset = inum = 0
+        if isinstance(value, Outside):
+            inum, length = value.ino, value.size
+            hashes.append(entry_hash(name, _U32.pack(value.hash)))
+        else:
+            length = len(value)
+            if value:
+                end -= _pad4(length)
+                area[end : end + length] = value
+                offset = end + first
+            hashes.append(entry_hash(name, value) if hashed else 0)
+        _ENTRY.pack_into(area, at, len(name), index, offset, inum, length, hashes[-1])
         area[at + _ENTRY.size : at + _ENTRY.size + len(name)] = name
         at += _ENTRY.size + _pad4(len(name))
     return bytes(area), hashes
 
 
-def pack_block(entries: list[RawEntry], block_size: int, refcount: int) -> bytes:
+def pack_block(entries: Sequence[StoredEntry], block_size: int, refcount: int) -> bytes:
     """Return an attribute block without its checksum."""
     area, hashes = pack_area(entries, block_size - XattrHeader.SIZE, XattrHeader.SIZE, hashed=True)
     total = 0
@@ -151,8 +180,8 @@ def pack_block(entries: list[RawEntry], block_size: int, refcount: int) -> bytes
 
 
 def split_for_inode(
-    entries: list[RawEntry], inode_space: int, block_space: int
-) -> tuple[list[RawEntry], list[RawEntry]]:
+    entries: list[AnyEntry], inode_space: int, block_space: int
+) -> tuple[list[AnyEntry], list[AnyEntry]]:
     """Share entries between inode and block: all in the inode if they fit, else all in the block.
 
     Else the small ones in the inode.
@@ -163,8 +192,8 @@ def split_for_inode(
         return entries, []
     if space_needed(entries) <= block_space:
         return [], entries
-    inside: list[RawEntry] = []
-    for entry in sorted(entries, key=lambda e: len(e[2])):
+    inside: list[AnyEntry] = []
+    for entry in sorted(entries, key=lambda e: _size_here(e[2])):
         if space_needed([*inside, entry]) <= inode_space:
             inside.append(entry)
     chosen = {(e[0], e[1]) for e in inside}
@@ -196,6 +225,8 @@ def parse_area(data: bytes, start: int, base: int, where: str) -> list[tuple[int
         if at > end:
             raise CorruptImage("extended attribute name runs past its area", where=where)
         name = data[name_at : name_at + name_len]
+        if b"\0" in name:
+            raise CorruptImage(f"extended attribute has the name {name!r}", where=where)
         if inum:
             out.append((index, name, b"", inum, size))
             continue

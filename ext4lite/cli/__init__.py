@@ -38,7 +38,10 @@ COMMANDS: dict[str, str] = {
     "xattr": "Show and change extended attributes in a volume.",
     "label": "Show or set a volume's name.",
     "uuid": "Show or set a volume's UUID.",
+    "compact": "Defragment a volume and drop its free blocks.",
     "recover": "Replay a volume's journal after a crash and leave it clean.",
+    "resize": "Make a volume larger or smaller.",
+    "journal": "Show, make, resize or remove a volume's journal.",
 }
 
 EXIT_USAGE = 2

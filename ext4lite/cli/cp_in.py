@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated
 
 import typer
@@ -22,9 +20,13 @@ def cp_in(
     owner: Annotated[str, typer.Option("--owner", metavar="UID:GID", help="Owner of what is copied.")] = "0:0",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Copy host files into a volume; into TARGET if that is a directory. Holes, permissions and times are kept."""
-    from ext4lite.cli.progress import counter
-    from ext4lite.transfer import CopyIn
+    """Copy host files into a volume; into TARGET if that is a directory. Holes, permissions and times are kept.
+
+    What below a SOURCE cannot be read is left out and reported; the exit code is then 6.
+    """
+    from ext4lite.cli.copying import report
+    from ext4lite.cli.progress import steps
+    from ext4lite.transfer import CopyIn, host_weight
     from ext4lite.volume import Volume
 
     if len(files) < 2:
@@ -33,10 +35,10 @@ def cp_in(
     if not (uid.isdecimal() and (gid.isdecimal() or not colon)):
         raise typer.BadParameter(f"{owner!r} is not UID:GID")
     ids = int(uid), int(gid or uid)
-    with Volume.open(image, mode="rw") as volume, counter("copying in") as progress:
+    with (
+        Volume.open(image, mode="rw") as volume,
+        steps("copying in", lambda: host_weight(files[:-1]), shown=not as_json) as progress,
+    ):
         copy = CopyIn(volume, recursive=recursive or archive, archive=archive, owner=ids, progress=progress)
         done = copy.copy(files[:-1], files[-1])
-    for path, why in done.skipped:
-        print(f"ext4lite: {path}: left out: {why}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(done.as_dict()))
+    report(done, as_json=as_json)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated
 
 import typer
+
+from ext4lite.cli.values import Replay, Verify
 
 
 def cp_out(
@@ -14,25 +14,31 @@ def cp_out(
     files: Annotated[
         list[str], typer.Argument(metavar="SOURCE... TARGET", help="Paths in the volume, then a host path.")
     ],
+    *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Directories, too, with all in them.")] = False,
     archive: Annotated[
         bool, typer.Option("--archive", "-a", help="As -r, with owners and extended attributes (needs root).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """Copy files of a volume to the host; into TARGET if that is a directory. Holes, permissions and times are kept,
-    set-user-id bits only with -a.
+    set-user-id bits only with -a and the owner.
+
+    What the host refuses to make (devices, without root) is left out and reported; the exit code is then 6.
     """
-    from ext4lite.cli.progress import counter
-    from ext4lite.transfer import CopyOut
+    from ext4lite.cli.copying import report
+    from ext4lite.cli.progress import steps
+    from ext4lite.transfer import CopyOut, volume_weight
     from ext4lite.volume import Volume
 
     if len(files) < 2:
         raise typer.BadParameter("needs SOURCE and TARGET")
-    with Volume.open(image) as volume, counter("copying out") as progress:
+    with (
+        Volume.open(image, replay=replay, verify=verify) as volume,
+        steps("copying out", lambda: volume_weight(volume, files[:-1]), shown=not as_json) as progress,
+    ):
         copy = CopyOut(volume, recursive=recursive or archive, archive=archive, progress=progress)
         done = copy.copy(files[:-1], files[-1])
-    for path, why in done.skipped:
-        print(f"ext4lite: {path}: left out: {why}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(done.as_dict()))
+    report(done, as_json=as_json)

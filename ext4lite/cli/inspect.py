@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ext4lite.cli.values import Replay, Verify
+
 if TYPE_CHECKING:
     from ext4lite.inspect import Report
 
@@ -16,15 +18,13 @@ def inspect(
         str, typer.Argument(metavar="IMAGE", help="The volume to look at; it must not be in use for writing.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    replay: Annotated[
-        bool,
-        typer.Option("--replay/--no-replay", help="Read a volume that was not closed as it will be once recovered."),
-    ] = True,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """Show geometry, features, usage, journal, fragmentation, and the Docker images inside."""
     from ext4lite.inspect import inspect as look
 
-    report = look(image, replay=replay)
+    report = look(image, replay=replay, verify=verify)
     print(json.dumps(report.as_dict(), indent=2) if as_json else _text(report))
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ext4lite.cli.values import Replay, Verify
 
 if TYPE_CHECKING:
     from ext4lite.volume import Stat, Volume
@@ -18,21 +21,26 @@ _LETTERS = {"file": "-", "dir": "d", "symlink": "l", "char": "c", "block": "b", 
 def ls(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="The volume to look into.")],
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="A path in the volume, by default its root.")] = "/",
+    *,
     long: Annotated[bool, typer.Option("--long", "-l", help="Show permissions, owner, size and time.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-R", help="List everything below, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """List what a directory of a volume holds, sorted by name. Something else is listed itself."""
     from ext4lite import paths
     from ext4lite.layout.constants import S_IFDIR
     from ext4lite.volume import Volume
+    from ext4lite.walking import in_order
 
-    with Volume.open(image) as volume:
+    with Volume.open(image, replay=replay, verify=verify) as volume:
         ino = paths.resolve(volume, path, follow=False)
+        rows: Iterable[tuple[bytes, int]]
         if volume.inode(ino).type != S_IFDIR:
             rows = [(os.fsencode(path), ino)]
         elif recursive:
-            rows = sorted((name[1:], child) for name, child in volume.walk(ino))
+            rows = ((name[1:], child) for name, child in in_order(volume, ino))
         else:
             rows = sorted((name, child) for name, child, _ in volume.iterdir(ino))
         for name, child in rows:

@@ -16,15 +16,19 @@ def rm(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Remove names from a volume; what has none left goes, too. Symlinks at the end are removed, not followed."""
+    from ext4lite.cli.progress import steps
     from ext4lite.errors import NotFound
-    from ext4lite.transfer import remove
+    from ext4lite.transfer import count_below, remove
     from ext4lite.volume import Volume
 
     removed = 0
-    with Volume.open(image, mode="rw") as volume:
+    with (
+        Volume.open(image, mode="rw") as volume,
+        steps("removing", lambda: count_below(volume, files), shown=not as_json) as progress,
+    ):
         for path in files:
             try:
-                removed += remove(volume, path, recursive=recursive)
+                removed += remove(volume, path, recursive=recursive, progress=progress)
             except NotFound:
                 if not force:
                     raise

@@ -9,19 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
+from ext4lite.cli.values import Replay, Verify
+
 
 def stat(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="The volume to look into.")],
     files: Annotated[list[str], typer.Argument(metavar="PATH...", help="Paths in the volume.")],
+    *,
     follow: Annotated[bool, typer.Option("--dereference", "-L", help="Follow a symlink at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """Show what the inodes of paths say: kind, permissions, owner, size, times, flags, attributes, extents."""
     from ext4lite import paths
     from ext4lite.cli.ls import as_row
     from ext4lite.volume import Volume
 
-    with Volume.open(image) as volume:
+    with Volume.open(image, replay=replay, verify=verify) as volume:
         for path in files:
             ino = paths.resolve(volume, path, follow=follow)
             s = volume.stat(ino)

@@ -1,12 +1,21 @@
-"""Values of options that several commands have. What cannot be read is a usage error that names the option."""
+"""Options that several commands have, and their values. What cannot be read is a usage error that names the option."""
 
 from __future__ import annotations
 
+from typing import Annotated
 from uuid import UUID
 
 import typer
 
 from ext4lite import units
+
+Replay = Annotated[
+    bool,
+    typer.Option("--replay/--no-replay", help="Read a volume that was not closed as it will be once recovered."),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="Verify the checksums of what is read of the volume's structures.")
+]
 
 
 def size_value(text: str, option: str) -> int:

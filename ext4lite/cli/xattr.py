@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from ext4lite.cli.values import Replay, Verify
+
 
 def xattr(
     image: Annotated[
@@ -26,6 +28,8 @@ def xattr(
     remove: Annotated[list[str] | None, typer.Option("--remove", "-r", metavar="NAME", help="Remove one.")] = None,
     follow: Annotated[bool, typer.Option("--dereference", "-L", help="Follow a symlink at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, values in base64.")] = False,
+    replay: Replay = True,
+    verify: Verify = True,
 ) -> None:
     """Show the extended attributes of a path, after the changes asked for: removals first, then --set in order."""
     from ext4lite import paths
@@ -44,7 +48,7 @@ def xattr(
         if not get and not as_json:
             return
     else:
-        with Volume.open(image) as volume:
+        with Volume.open(image, replay=replay, verify=verify) as volume:
             found = volume.xattrs(paths.resolve(volume, path, follow=follow))
     if get:
         if os.fsencode(get) not in found:

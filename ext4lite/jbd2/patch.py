@@ -22,6 +22,7 @@ from ext4lite.errors import CorruptImage, VolumeFull
 from ext4lite.extents import HEADER, INDEX, Extent, build_tree, split_long, tree_blocks_needed
 from ext4lite.inode import InodeRecord, pack_record
 from ext4lite.jbd2.log import Overlay
+from ext4lite.jbd2.quota import Quotas
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc, SuperBlock, XattrHeader
 from ext4lite.volume import Volume
@@ -87,6 +88,7 @@ class Patch:
         self.per_group = sb.raw.s_blocks_per_group // self.ratio
         self._uninit = bool(sb.metadata_csum or sb.ro_compat & c.RO_GDT_CSUM)
         self._groups: dict[int, _Group] = {}
+        self._quotas = Quotas(self)
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
@@ -98,13 +100,22 @@ class Patch:
 
     def put_inode(self, record: InodeRecord) -> None:
         """Write an inode's record, sealed."""
-        v = self.volume
-        group, index = divmod(record.ino - 1, v.super.raw.s_inodes_per_group)
-        desc = self._group(group).desc
-        table = desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32
+        self._quotas.touch(record.ino)
         raw = pack_record(record, self.seed)
-        self.put(table * v.block_size + index * v.super.inode_size, raw)
+        self.put(self._inode_at(record.ino), raw)
         record.raw = raw
+
+    def _inode_at(self, ino: int) -> int:
+        """Return the byte of the volume where an inode's record begins."""
+        v = self.volume
+        group, index = divmod(ino - 1, v.super.raw.s_inodes_per_group)
+        desc = self._group(group).desc
+        return (desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32) * v.block_size + index * v.super.inode_size
+
+    def raw_inode(self, ino: int) -> bytes:
+        """Return an inode's record as it was written last."""
+        block, at = divmod(self._inode_at(ino), self.volume.block_size)
+        return self.overlay.read(block)[at : at + self.volume.super.inode_size]
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -254,6 +265,7 @@ class Patch:
         """Mark an inode as used or free, and count it; nothing happens when it is so already."""
         if self.inode_in_use(ino) == used:
             return
+        self._quotas.touch(ino)
         per_group = self.volume.super.raw.s_inodes_per_group
         number, index = divmod(ino - 1, per_group)
         group, bits = self._inodes(number)
@@ -364,6 +376,15 @@ class Patch:
         self.put_inode(record)
         self.mark_inode(record.ino, used=False, directory=directory)
 
+    def outside_values(self, record: InodeRecord) -> list[tuple[int, int]]:
+        """Return (inode, bytes) of each attribute value of an inode that lies in an inode of its own."""
+        v = self.volume
+        entries = v._inode_area(record) if v.super.inode_size > 128 else []
+        if record.file_acl:
+            what = f"inode {record.ino}, attribute block {record.file_acl}"
+            entries = entries + v._xattr_block(record.file_acl, what)
+        return [(ino, size) for _, _, _, ino, size in entries if ino]
+
     def _drop_attributes(self, record: InodeRecord) -> None:
         v = self.volume
         where = f"inode {record.ino}"
@@ -470,7 +491,8 @@ class Patch:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Put changed bitmaps and descriptors in place, sealed, and have the volume forget what it knew."""
+        """Put quotas, changed bitmaps and descriptors in place, sealed; have the volume forget what it knew."""
+        self._quotas.settle()
         sb = self.volume.super
         for number, group in self._groups.items():
             desc = group.desc

@@ -121,6 +121,11 @@ class Journal:
         self._ordered: list[Callable[[], None]] = []
         self._committed: dict[int, bytes] = {}
         self._room = log.last - log.first
+        self.share = 4
+        """One operation, and the running transaction, may take the log's ``share``-th part; a quarter, as in the kernel.
+
+        1 is for a single transaction that must be large, on a log that is empty.
+        """
 
     @classmethod
     def open(
@@ -138,9 +143,15 @@ class Journal:
     # -- operations -------------------------------------------------------------------------------------------------
 
     @property
+    def uncheckpointed(self) -> int:
+        """Blocks that are committed and not in place yet; each is held in memory."""
+        return len(self._committed)
+
+    @property
     def most_changes(self) -> int:
-        """Blocks that one operation may change and revoke: a quarter of the log, as in the kernel."""
-        return max(1, self._room // 4 - self._overhead(self._room // 4))
+        """Blocks that one operation may change and revoke: the log's share (see :attr:`share`)."""
+        part = self._room // self.share - (self.share == 1)
+        return max(1, part - self._overhead(part))
 
     def _overhead(self, changes: int) -> int:
         """Blocks that a transaction of so many changes takes beside its data, at most."""
@@ -229,10 +240,12 @@ class Journal:
         return done
 
     def _activate(self) -> None:
-        """Say in the superblock that the log is in use, before anything is in it."""
+        """Say in the superblock that the log is in use.
+
+        The flush before the commit block makes it durable, too: until then the log is empty either way.
+        """
         if not self._active:
             self.log.write_super(start=self._head, sequence=self.sequence)
-            self._blocks.flush()
             self._active = True
 
     def _append(self, blocks: list[bytes]) -> None:

@@ -40,14 +40,22 @@ def _no_umask() -> object:
 
 
 @pytest.mark.parametrize(
-    "options", ["", "-t ext4 -b 1024", "-t ext4 -O orphan_file -b 4096", "-t ext3 -b 1024", "-t ext2 -b 4096 -I 128"]
+    "options",
+    [
+        "",
+        "-t ext4 -b 1024",
+        "-t ext4 -O orphan_file -b 4096",
+        "-t ext3 -b 1024",
+        "-t ext2 -b 4096 -I 128",
+        "-t ext4 -b 4096 -O ea_inode -g 4096",
+    ],
 )
 def test_in_turns(tmp_path: Path, options: str) -> None:
     """Operations of both, 100 at a time; each sees what the other left, and answers like the model."""
     image = tmp_path / "image"
     make(image, options, 32 * MIB)
     model, r = Model(), random.Random(options)
-    generator = Generator(model, r, fallocate="ext4" in options or not options)
+    generator = Generator(model, r, fallocate="ext4" in options or not options, options=options)
     for _ in range(3):
         with Volume.open(image, mode="rw") as volume:
             for _ in range(100):
@@ -90,9 +98,9 @@ def test_every_rename_is_the_kernels(tmp_path: Path) -> None:
         (a + b"/" + old.encode(), b + b"/" + new.encode(), how)
         for a, b in ((b"/a", b"/a"), (b"/a", b"/b"))
         for old, new in itertools.product(KINDS, KINDS)
-        for how in ("replace", "noreplace", "exchange")
+        for how in ("replace", "noreplace", "exchange", "whiteout")
     ]
-    for how in ("replace", "noreplace", "exchange"):
+    for how in ("replace", "noreplace", "exchange", "whiteout"):
         cases += [(b"/a", b"/a/deep/er/x", how), (b"/a/deep/er", b"/a", how), (b"/a/file", b"/b/same", how)]
         cases += [(b"/a", b"/a/deep/er", how), (b"/a/deep/er", b"/b/er", how), (b"/a/file", b"/a/file/x", how)]
         cases += [(b"/a/full/x", b"/a/full", how), (b"/a/empty", b"/a/empty", how), (b"/a/deep", b"/b/empty", how)]

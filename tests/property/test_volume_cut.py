@@ -1,182 +1,191 @@
 """Power failure at any moment: what was synced is there afterwards, the volume is consistent, nothing is half there.
 
-A workload runs on blocks that record every write and flush. Then the recording is cut at seeded places: all that was
-flushed before is on the disk, of the rest a random part in any order, the last one perhaps torn between sectors.
-Recovery must bring a volume that e2fsck has nothing to say about and whose tree is what it was at one moment between
-the last completed sync and the cut.
+A workload runs on blocks that record every write and flush. Then the recording is cut: all that was flushed before is
+on the disk, of the rest a random part in any order, some of it torn between sectors. Recovery must bring a volume that
+e2fsck has nothing to say about and whose tree is what it was at one moment between the last completed sync and the cut.
+
+Here are some hundred seeded cuts; every place of a long recording is cut by ``pytest -m long``, which takes minutes.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from uuid import UUID
 
 import pytest
 
+from ext4lite.identity import set_label, set_uuid
 from ext4lite.jbd2.log import Blocks
 from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
-from support.ext4_judges import fsck
-from support.volume_model import (
-    NOSPACE,
-    Generator,
-    Model,
-    Op,
-    Ours,
-    allowed,
-    facts_of,
-    make,
-    outcome,
+from support.cuts import (
+    Disk,
+    Recording,
+    Story,
+    judge,
+    judge_recovery,
+    prepare,
+    record,
 )
+from support.ext4_judges import fsck
+from support.volume_model import make
+from support.workloads import LONG, MIB, WORKLOADS
 
-MIB = 1 << 20
-SECTOR = 512
-Facts = dict[bytes, tuple[Any, ...]]
-
-
-@dataclass
-class Recording:
-    """Everything written: (byte offset, data), or None for a flush; passes on to ``below``."""
-
-    below: Blocks
-    log: list[tuple[int, bytes] | None] = field(default_factory=list)
-
-    @property
-    def block_size(self) -> int:
-        return self.below.block_size
-
-    def read(self, block: int, count: int = 1) -> bytes:
-        return self.below.read(block, count)
-
-    def write(self, block: int, data: bytes) -> None:
-        self.log.append((block * self.block_size, bytes(data)))
-        self.below.write(block, data)
-
-    def flush(self) -> None:
-        self.log.append(None)
+OPERATIONS = {"large-directory-goes": 660, "steps": 100, "steps-ext3": 100, "truncations": 120, "truncations-ext3": 120}
+CUTS = {"steps": 12, "steps-ext3": 12, "truncations": 16, "truncations-ext3": 16}
 
 
-@dataclass
-class Workload:
-    """What a recorded run left: the image before it, the recording, and the tree at each commit.
-
-    ``states`` are (length of the recording when the state was complete, tree); ``synced`` the lengths at which a sync
-    had returned, with the number of the state that it promised.
-    """
-
-    before: bytes
-    log: list[tuple[int, bytes] | None]
-    states: list[Facts]
-    synced: list[tuple[int, int]]
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is room: recoveries flush very often."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shutil.disk_usage(shm).free < 1 << 30:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shm, prefix="cut-") as name:
+        yield Path(name)
 
 
-def record(tmp: Path, options: str, seed: int, operations: int) -> Workload:
-    """Run random operations that never overwrite in place what was synced; sync now and then."""
-    image = tmp / "recorded"
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_cut_off_anywhere(tmp_path: Path, name: str) -> None:
+    """Seeded cuts of each workload; some recoveries are cut, too, and some volumes used on and cut again."""
+    work, r = WORKLOADS[name], random.Random(name)
+    image = tmp_path / "image"
+    prepare(image, work)
+    story = record(image, work, r, operations=OPERATIONS.get(name, 300))
+    disk = Disk(tmp_path / "disk", story.before)
+    count = CUTS.get(name, 25)
+    between = lives = 0
+    for n, at in enumerate(story.places(count, r)):
+        with disk.cut(story.events, at, r):
+            with disk.kept():
+                state, events = judge(story, disk, at, look=n % 4 == 0)
+                between += state > story.promised(at)
+                if n % 10 == 5 and name not in CUTS:
+                    lives += 1
+                    _goes_on(tmp_path / "again", disk.path.read_bytes(), story, state, r)
+            if n % 5 == 2:
+                judge_recovery(story, disk, at, events, r)
+    disk.close()
+    assert between or name == "flags", "no cut ever fell into a transaction"
+    assert lives >= 2 or name in CUTS
+
+
+def _goes_on(image: Path, before: bytes, story: Story, state: int, r: random.Random) -> None:
+    """A volume that was recovered is used again, and cut again: nothing of its former life comes back."""
+    image.write_bytes(before)
+    story = record(image, story.workload, r, operations=60, past=story.operations[:state])
+    disk = Disk(image, story.before)
+    for at in story.places(4, r):
+        with disk.cut(story.events, at, r):
+            judge(story, disk, at)
+    disk.close()
+
+
+# -- every place -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize("name", LONG)
+def test_every_prefix_of_5000_writes(tmp_path: Path, name: str) -> None:
+    """Every prefix of a recording, each with several random parts of what was not flushed; see :mod:`support.cuts`."""
+    work, r = LONG[name], random.Random(name)
+    image = tmp_path / "image"
+    prepare(image, work)
+    story = record(image, work, r, writes=5000)
+    assert story.writes >= 5000
+    begin = time.monotonic()
+    _shared.append(story)  # forked children have it without a copy
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        half = len(story.events) // 2
+        parts = [(0, half), (half, len(story.events))]
+        jobs = [pool.apply_async(_every_place, (tmp_path / f"disk{low}", low, high)) for low, high in parts]
+        done = [job.get() for job in jobs]
+    _shared.clear()
+    cuts, between, recoveries = (sum(numbers) for numbers in zip(*done, strict=True))
+    print(
+        f"{name}: {story.writes} writes, {len(story.events) - story.writes} flushes, {len(story.states)} states: "
+        f"{cuts} cuts ({between} between two syncs), {recoveries} cut recoveries in {time.monotonic() - begin:.0f} s; "
+        f"{story.counts}"
+    )
+
+
+_shared: list[Story] = []
+
+
+def _every_place(path: Path, low: int, high: int) -> tuple[int, int, int]:
+    (story,) = _shared
+    disk, r = Disk(path, story.before), random.Random(low)
+    cuts = between = recoveries = 0
+    for at in range(low + 1, high + 1):
+        for n in range(3):
+            with disk.cut(story.events, at, r) as loose:
+                with disk.kept():
+                    state, events = judge(story, disk, at, look=at % 8 == 0)
+                cuts += 1
+                between += state > story.promised(at)
+                if n == 0 and at % 16 == 1:
+                    recoveries += 3
+                    judge_recovery(story, disk, at, events, r, times=3)
+                if loose == 0:
+                    break  # all that was written is there for certain
+    disk.close()
+    return cuts, between, recoveries
+
+
+# -- name and UUID ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["", "-t ext4 -O ^metadata_csum_seed", "-t ext4 -O uninit_bg,^metadata_csum"])
+@pytest.mark.parametrize("what", ["label", "uuid"])
+def test_name_and_uuid_change_or_do_not(tmp_path: Path, options: str, what: str) -> None:
+    """Cut anywhere, a volume has the old name or the new one, and all its checksums are right."""
+    image = tmp_path / "image"
     make(image, options, 12 * MIB)
+    with Volume.open(image, mode="rw") as volume:
+        volume.create("/file")
     before = image.read_bytes()
-    recording: list[Recording] = []
+    made: list[Recording] = []
 
     def device(blocks: Blocks) -> Blocks:
-        recording.append(Recording(blocks))
-        return recording[0]
+        made.append(Recording(blocks))
+        return made[0]
 
-    r = random.Random(seed)
-    model = Model()
-    generator = Generator(model, r, most=60_000, fallocate="ext3" not in options)
-    states: list[Facts] = [{}]
-    synced: list[tuple[int, int]] = []
     volume = WritableVolume.open_for_writing(image, device=device)
-    side, log = Ours(volume), recording[0].log
-    written: set[int] = set()
-    queue: list[Op] = []
-    for _ in range(operations):
-        op = queue.pop() if queue else generator.op()
-        if not queue and r.random() < 0.1:  # give blocks back, and want them again at once
-            new = generator.fresh()
-            queue = [("write", new, 0, r.randbytes(40_000)), ("create", new, 0o600), ("unlink", generator.some("file"))]
-        if op[0] == "sync" or r.random() < 0.06:
-            volume.sync()
-            synced.append((len(log), len(states) - 1))
-            written = {id(node) for _, node in model.walk()}
-            continue
-        if not allowed(model, op) or (
-            op[0] in ("write", "truncate", "punch", "fallocate") and in_place(model, op, written)
-        ):
-            continue
-        got = outcome(side, op)
-        if got != NOSPACE:
-            assert got == outcome(model, op), op[:3]
-            states.append(model.facts())
+    old = volume.super.label, volume.super.uuid
+    new = ("new", old[1]) if what == "label" else (old[0], UUID(int=7))
+    change: Callable[[], None] = (
+        (lambda: set_label(volume, b"new")) if what == "label" else lambda: set_uuid(volume, new[1], add_seed=True)
+    )
+    change()
+    done = len(made[0].events)
     volume.close()
-    synced.append((len(log), len(states) - 1))
-    return Workload(before, log, states, synced)
+    events, r = made[0].events, random.Random(what + options)
+    disk = Disk(tmp_path / "disk", before)
+    seen = set()
+    for at in range(1, len(events) + 1):
+        for _ in range(3):
+            with disk.cut(events, at, r):
+                recover(disk.path, device=disk.device([]))
+                fsck(disk.path)
+                with Volume.open(disk.path) as found:
+                    now = found.super.label, found.super.uuid
+                    assert found.lookup("/file") is not None
+                assert now == new or (now == old and at < done)
+                seen.add(now)
+    disk.close()
+    assert seen == {old, new}
 
 
-def in_place(model: Model, op: tuple[Any, ...], written: set[int]) -> bool:
-    """Tell whether data of a synced file would change in place: no file system promises what a crash leaves of that."""
-    try:
-        return id(model.find(op[1])) in written
-    except Exception:
-        return False
-
-
-def cut(work: Workload, at: int, r: random.Random) -> bytearray:
-    """Return the disk after a failure just before write ``at``."""
-    disk = bytearray(work.before)
-    flushed = max((i for i in range(at) if work.log[i] is None), default=-1)
-    for entry in work.log[: flushed + 1]:
-        if entry is not None:
-            disk[entry[0] : entry[0] + len(entry[1])] = entry[1]
-    loose = [e for e in work.log[flushed + 1 : at] if e is not None]
-    keep = r.random()
-    for offset, data in loose:
-        if r.random() < keep:
-            if r.random() < 0.2:  # torn: only some of its sectors
-                for piece in range(0, len(data), SECTOR):
-                    if r.random() < 0.5:
-                        disk[offset + piece : offset + piece + SECTOR] = data[piece : piece + SECTOR]
-            else:
-                disk[offset : offset + len(data)] = data
-    return disk
-
-
-@pytest.mark.parametrize(
-    ("options", "seed"),
-    [
-        ("", 1),
-        ("-t ext4 -b 1024 -J size=1", 2),
-        ("-t ext4 -b 4096 -O orphan_file", 3),
-        ("-t ext3 -b 1024 -J size=1", 4),
-    ],
-)
-def test_cut_off_anywhere(tmp_path: Path, options: str, seed: int) -> None:
-    work = record(tmp_path, options, seed, 400)
-    r = random.Random(seed)
-    places = sorted(r.sample(range(1, len(work.log) + 1), min(50, len(work.log))))
-    assert len(places) == 50
-    image = tmp_path / "cut"
-    between = 0
-    for at in places:
-        image.write_bytes(cut(work, at, r))
-        recover(image)
-        fsck(image)
-        promised = max((state for length, state in work.synced if length <= at), default=0)
-        with Volume.open(image) as volume:
-            found = facts_of(volume)
-        for state in range(promised, len(work.states)):
-            if work.states[state] == found:
-                between += state > promised
-                break
-        else:
-            wanted = work.states[promised]
-            wrong = [
-                (p, found.get(p), wanted.get(p)) for p in found.keys() | wanted.keys() if found.get(p) != wanted.get(p)
-            ]
-            raise AssertionError(f"cut at {at} of {len(work.log)}: no state from {promised} on; {str(wrong[:3])[:900]}")
+# -- processes that die ----------------------------------------------------------------------------------------------
 
 
 def test_a_killed_writer_loses_only_what_was_not_synced(tmp_path: Path) -> None:

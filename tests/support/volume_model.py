@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import random
 import stat
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +43,7 @@ class Node:
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     children: dict[bytes, Node] = field(default_factory=dict)
     mtime: int | None = None
+    """The time it was set to, if nothing has changed it since."""
 
 
 class Failed(Exception):
@@ -73,6 +76,7 @@ class Model:
         node = self.find(above)
         if node.kind != "dir":
             raise Failed(errno.ENOTDIR)
+        node.mtime = None  # if anything comes of it
         return node, name
 
     def new(self, path: bytes, node: Node) -> None:
@@ -80,6 +84,8 @@ class Model:
         if name in at.children:
             raise Failed(errno.EEXIST)
         at.children[name] = node
+        if at.mode & 0o2000:
+            node.gid = at.gid
 
     def taken(self, path: bytes) -> tuple[Node, bytes, Node]:
         at, name = self.place(path)
@@ -142,6 +148,7 @@ class Model:
             raise Failed(errno.EINVAL if how == "exchange" else errno.ENOTEMPTY)
         if other is moved:
             return
+        left = {old_name: Node("char", 0, gid=here.gid if here.mode & 0o2000 else 0)} if how == "whiteout" else {}
         if how == "exchange" and other is not None:
             there.children[new_name], here.children[old_name] = moved, other
             return
@@ -154,6 +161,7 @@ class Model:
                 raise Failed(errno.ENOTEMPTY)
         del here.children[old_name]
         there.children[new_name] = moved
+        here.children.update(left)
 
     def _file(self, path: bytes) -> Node:
         node = self.find(path)
@@ -161,6 +169,7 @@ class Model:
             raise Failed(errno.EISDIR)
         if node.kind != "file":
             raise Failed(errno.EPERM)
+        node.mtime = None
         return node
 
     def do_write(self, path: bytes, offset: int, data: bytes) -> None:
@@ -187,12 +196,33 @@ class Model:
         if end > offset:
             content[offset:end] = bytes(end - offset)
 
+    def do_zero(self, path: bytes, offset: int, length: int, keep: bool) -> None:
+        self.do_punch(path, offset, length)
+        self.do_fallocate(path, offset, length, keep)
+
+    def do_collapse(self, path: bytes, offset: int, length: int) -> None:
+        content = self._file(path).content
+        if offset + length >= len(content):
+            raise Failed(errno.EINVAL)
+        del content[offset : offset + length]
+
+    def do_insert(self, path: bytes, offset: int, length: int) -> None:
+        content = self._file(path).content
+        if offset >= len(content):
+            raise Failed(errno.EINVAL)
+        content[offset:offset] = bytes(length)
+
+    def do_utimes(self, path: bytes, atime: int, mtime: int) -> None:
+        self.find(path).mtime = mtime
+
     def do_chmod(self, path: bytes, mode: int) -> None:
         self.find(path).mode = mode
 
     def do_chown(self, path: bytes, uid: int, gid: int) -> None:
         node = self.find(path)
         node.uid, node.gid = uid, gid
+        if node.kind != "dir":
+            node.mode &= ~(0o4000 | (0o2000 if node.mode & 0o010 else 0))
 
     def do_setxattr(self, path: bytes, name: bytes, value: bytes) -> None:
         self.find(path).xattrs[name] = value
@@ -248,9 +278,9 @@ class Ours:
         v = self.v
         match op:
             case ("create", path, mode):
-                v.create(path, mode=mode)
-            case ("mkdir", path, mode):
-                v.mkdir(path, mode=mode)
+                v.together(lambda: v.set_attributes(v.create(path), mode=mode))
+            case ("mkdir", path, mode):  # without what a set-group-id directory hands down
+                v.together(lambda: v.set_attributes(v.mkdir(path), mode=mode))
             case ("symlink", path, target):
                 v.symlink(path, target)
             case ("mknod", path, kind, major, minor):
@@ -271,6 +301,14 @@ class Ours:
                 v.fallocate(v.resolve(path, follow=False), offset, length, keep_size=keep)
             case ("punch", path, offset, length):
                 v.punch(v.resolve(path, follow=False), offset, length)
+            case ("zero", path, offset, length, keep):
+                v.zero_range(v.resolve(path, follow=False), offset, length, keep_size=keep)
+            case ("collapse", path, offset, length):
+                v.collapse_range(v.resolve(path, follow=False), offset, length)
+            case ("insert", path, offset, length):
+                v.insert_range(v.resolve(path, follow=False), offset, length)
+            case ("utimes", path, atime, mtime):
+                v.set_attributes(v.resolve(path, follow=False), atime_ns=atime, mtime_ns=mtime)
             case ("chmod", path, mode):
                 v.set_attributes(v.resolve(path, follow=False), mode=mode)
             case ("chown", path, uid, gid):
@@ -279,6 +317,13 @@ class Ours:
                 v.set_xattr(v.resolve(path, follow=False), name, value)
             case ("removexattr", path, name):
                 v.remove_xattr(v.resolve(path, follow=False), name)
+            case ("bare", what, path, mode):  # without chmod behind it: what a directory hands down stays
+                (v.create if what == "create" else v.mkdir)(path, mode=mode)
+            case ("chflags", path, flags):
+                v.set_attributes(v.resolve(path, follow=False), flags=flags)
+            case ("append", path, data):
+                ino = v.resolve(path, follow=False)
+                v.pwrite(ino, v.inode(ino).size, data)
             case ("sync",):
                 v.sync()
             case _:
@@ -300,7 +345,9 @@ def facts_of(volume: Any) -> dict[bytes, tuple[Any, ...]]:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_FLAGS = {"replace": 0, "noreplace": 1, "exchange": 2}
+_GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
+_KEPT = 0x80000 | 0x1000  # extents, index: to leave them out would ask for another map
+_FLAGS = {"replace": 0, "noreplace": 1, "exchange": 2, "whiteout": 4}
 _NODES = {"char": stat.S_IFCHR, "block": stat.S_IFBLK, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK}
 
 
@@ -346,6 +393,14 @@ class Kernel:
                 self._with(path, lambda fd: _fallocate(fd, int(keep), offset, length))
             case ("punch", path, offset, length):
                 self._with(path, lambda fd: _fallocate(fd, 3, offset, length))
+            case ("zero", path, offset, length, keep):
+                self._with(path, lambda fd: _fallocate(fd, 0x10 | int(keep), offset, length))
+            case ("collapse", path, offset, length):
+                self._with(path, lambda fd: _fallocate(fd, 0x08, offset, length))
+            case ("insert", path, offset, length):
+                self._with(path, lambda fd: _fallocate(fd, 0x20, offset, length))
+            case ("utimes", path, atime, mtime):
+                os.utime(at(path), ns=(atime, mtime), follow_symlinks=False)
             case ("chmod", path, mode):
                 os.chmod(at(path), mode)
             case ("chown", path, uid, gid):
@@ -354,6 +409,24 @@ class Kernel:
                 os.setxattr(at(path), name, value, follow_symlinks=False)
             case ("removexattr", path, name):
                 os.removexattr(at(path), name, follow_symlinks=False)
+            case ("bare", "create", path, mode):
+                os.close(os.open(at(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+            case ("bare", "mkdir", path, mode):
+                os.mkdir(at(path), mode)
+            case ("chflags", path, flags):
+                fd = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    old = array("l", [0])
+                    fcntl.ioctl(fd, _GETFLAGS, old)
+                    fcntl.ioctl(fd, _SETFLAGS, array("l", [flags | old[0] & _KEPT]))
+                finally:
+                    os.close(fd)
+            case ("append", path, data):
+                fd = os.open(at(path), os.O_WRONLY | os.O_APPEND)
+                try:
+                    os.write(fd, data)
+                finally:
+                    os.close(fd)
             case ("sync",):
                 os.sync()
             case _:
@@ -383,9 +456,15 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 class Generator:
     """Random operations on a model's tree: mostly on what is there, sometimes on what is not."""
 
-    def __init__(self, model: Model, r: random.Random, *, fallocate: bool = True, most: int = 200_000) -> None:
+    def __init__(
+        self, model: Model, r: random.Random, *, fallocate: bool = True, most: int = 200_000, options: str = ""
+    ) -> None:
+        """``options`` are those of mke2fs: what the volume can do, and the size of its blocks, follows from them."""
         self.model, self.r, self.most = model, r, most
         self.fallocate = fallocate
+        self.large_values = "ea_inode" in options
+        self.wide_times = "-I 128" not in options
+        self.block = int(options.partition("-b ")[2].split(maxsplit=1)[0]) if "-b " in options else 4096
         self.serial = 0
 
     def name(self) -> bytes:
@@ -421,12 +500,25 @@ class Generator:
         r = self.r
         return r.choice([1, r.randrange(1, 300), 4096, r.randrange(1, 10_000), r.randrange(1, 60_000)])
 
+    def value(self) -> bytes:
+        """An attribute's value; some are equal to others, so that they may be shared."""
+        r = self.r
+        size = r.choice([0, 1, 20, 100, 700] + ([3000, 4040, 5000, 20_000, 65_536] if self.large_values else []))
+        return random.Random(size).randbytes(size) if r.random() < 0.5 else r.randbytes(size)
+
+    def time(self) -> int:
+        """Nanoseconds since 1970: from 1901 to 2446."""
+        if not self.wide_times:
+            return self.r.randrange(1 - 2**31, 2**31 - 1) * 10**9
+        return self.r.choice([1 - 2**31, 0, 2**31 - 1, 2**33, 2**34 - 2**31 - 2, -1]) * 10**9 + self.r.randrange(10**9)
+
     def op(self) -> Op:
         r = self.r
         kind = r.choices(
             ["create", "mkdir", "symlink", "mknod", "link", "unlink", "rmdir", "rename", "write", "truncate"]
-            + ["fallocate", "punch", "chmod", "chown", "setxattr", "removexattr", "sync"],
-            [14, 6, 4, 2, 5, 8, 4, 12, 22, 6, 4, 5, 3, 3, 7, 3, 1],
+            + ["fallocate", "punch", "chmod", "chown", "setxattr", "removexattr", "sync"]
+            + ["zero", "collapse", "insert", "utimes"],
+            [14, 6, 4, 2, 5, 8, 4, 12, 22, 6, 4, 5, 3, 3, 7, 3, 1, 4, 2, 2, 3],
         )[0]
         match kind:
             case "create":
@@ -447,22 +539,29 @@ class Generator:
             case "rename":
                 old = self.some(r.choice(["file", "dir", ""]))
                 new = self.some(r.choice(["file", "dir"])) if r.random() < 0.5 else self.fresh()
-                return kind, old, new, r.choice(["replace", "replace", "noreplace", "exchange"])
+                return kind, old, new, r.choice(["replace", "replace", "replace", "noreplace", "exchange", "whiteout"])
             case "write":
                 return kind, self.some("file"), self.offset(), r.randbytes(self.size())
             case "truncate":
                 return kind, self.some("file"), self.offset()
             case "fallocate" if self.fallocate:
                 return kind, self.some("file"), self.offset(), self.size(), r.random() < 0.3
+            case "zero" if self.fallocate:
+                return kind, self.some("file"), self.offset(), self.size(), r.random() < 0.3
+            case "collapse" | "insert" if self.fallocate:
+                at, length = self.block * r.randrange(12), self.block * r.randrange(1, 5)
+                return kind, self.some("file"), at, length
+            case "utimes":
+                return kind, self.some(), self.time(), self.time()
             case "punch":
                 return kind, self.some("file"), self.offset(), self.size()
             case "chmod":
-                return kind, self.some(r.choice(["file", "dir"])), r.choice([0o600, 0o755, 0o1777, 0])
+                return kind, self.some(r.choice(["file", "dir"])), r.choice([0o600, 0o6755, 0o2644, 0o1777, 0])
             case "chown":
                 return kind, self.some(), r.choice([0, 70_000]), r.choice([5, 80_000])
             case "setxattr":
                 name = r.choice([b"user.a", b"user.long-name", b"trusted.overlay.opaque", b"security.x", b"user.z"])
-                return kind, self.some(r.choice(["file", "dir"])), name, r.randbytes(r.choice([0, 1, 20, 100, 700]))
+                return kind, self.some(r.choice(["file", "dir"])), name, self.value()
             case "removexattr":
                 return kind, self.some(r.choice(["file", "dir"])), r.choice([b"user.a", b"user.z", b"security.x"])
         return ("sync",)
@@ -487,13 +586,13 @@ def make(path: Path, options: str, size: int) -> None:
 
 def allowed(model: Model, op: Op) -> bool:
     """Leave out user attributes on what is neither file nor directory, and modes of symlinks."""
-    if op[0] not in ("setxattr", "chmod"):
+    if op[0] not in ("setxattr", "removexattr", "chmod"):
         return True
     try:
         kind = model.find(op[1]).kind
     except Failed:
         return True
-    return kind in ("file", "dir") if op[0] == "setxattr" else kind != "symlink"
+    return kind != "symlink" if op[0] == "chmod" else kind in ("file", "dir")
 
 
 def assert_tree(volume: Volume, model: Model) -> None:
@@ -501,3 +600,7 @@ def assert_tree(volume: Volume, model: Model) -> None:
     found, wanted = facts_of(volume), model.facts()
     wrong = [(p, found.get(p), wanted.get(p)) for p in found.keys() | wanted.keys() if found.get(p) != wanted.get(p)]
     assert not wrong, f"{len(wrong)} differ: {str(wrong[:2])[:1500]}"
+    for path, node in model.walk():
+        if node.mtime is not None:
+            found_ns = volume.stat(volume.lookup(path) or 0).mtime_ns
+            assert found_ns == node.mtime, (path, node.kind)
