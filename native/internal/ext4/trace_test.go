@@ -90,8 +90,8 @@ type workload struct {
 	dev    *recorder
 	r      *rand.Rand
 	names  map[string]*traced // by path, "" is the root
-	states []string         // digests
-	facts  *os.File         // all of them, for whoever wants to know what differs
+	states []string           // digests
+	facts  *os.File           // all of them, for whoever wants to know what differs
 	seeds  uint64
 	orphan []*traced
 }
