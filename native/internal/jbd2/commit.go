@@ -154,8 +154,7 @@ func (j *Journal) settle(t *transaction) {
 	}
 	j.mu.Unlock()
 	// A batch that was on its way to a block revoked just now has arrived after this.
-	j.cpIO.Lock()
-	j.cpIO.Unlock() //nolint:staticcheck // waiting is all
+	passed(&j.cpIO)
 	if j.cfg.AfterCommit != nil {
 		j.cfg.AfterCommit(t.tid)
 	}

@@ -17,8 +17,6 @@ const (
 	kindSuperV2    = 4
 	kindRevoke     = 5
 
-	compatChecksum = 1
-
 	incompatRevoke  = 0x1
 	incompat64bit   = 0x2
 	incompatAsync   = 0x4

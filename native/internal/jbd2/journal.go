@@ -381,6 +381,12 @@ func (j *Journal) flush() error {
 	return nil
 }
 
+// passed returns when whoever holds mu now has released it.
+func passed(mu *sync.Mutex) {
+	mu.Lock()
+	defer mu.Unlock()
+}
+
 // errAbandoned is the failure of a journal that nobody uses any more.
 var errAbandoned = errors.New("jbd2: the journal is closed")
 
@@ -394,8 +400,7 @@ func (j *Journal) Abandon() {
 	}
 	j.failMu.Unlock()
 	j.commitMu.Lock()
-	j.cpMu.Lock()
-	j.cpMu.Unlock() //nolint:staticcheck // waiting is all
+	passed(&j.cpMu)
 	j.mu.Lock()
 	if t := j.running.timer; t != nil {
 		t.Stop()
