@@ -36,14 +36,14 @@ func (s *sentry) openVolumes() error {
 	return nil
 }
 
-// openVolume opens the ext4 file system on a descriptor. The image's clean flag is off from here until it is closed.
+// openVolume opens the ext4 file system on a descriptor. The image says that its journal must be replayed from here until it is closed.
 func openVolume(fd int, m Mount) (*sentryfs.Volume, error) {
 	dev, err := blockdev.NewFile(fd, m.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
 	v := &sentryfs.Volume{Key: m.Destination, Dev: dev}
-	if v.FS, err = ext4.Open(dev, ext4.Options{ReadOnly: m.ReadOnly}); err != nil {
+	if v.FS, err = ext4.Open(dev, ext4.Options{ReadOnly: m.ReadOnly, Durable: m.Durability == DurabilityHost}); err != nil {
 		return nil, err
 	}
 	return v, nil
