@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ext4lite import paths
+from ext4lite import directory, paths
 from ext4lite.errors import (
     CorruptImage,
     HostError,
@@ -112,6 +112,16 @@ def host_weight(sources: list[str]) -> int:
     return total
 
 
+@dataclass(slots=True)
+class _Entered:
+    """A host directory on the way down: its names to come."""
+
+    source: bytes
+    target: bytes
+    info: os.stat_result
+    names: Iterator[bytes]
+
+
 class CopyIn:
     """Copies host files into a writable volume."""
 
@@ -157,27 +167,33 @@ class CopyIn:
 
     def _tree(self, top: bytes, target: bytes) -> None:
         """Copy a host path and all below it; a directory's attributes come after its content."""
-        pending: list[tuple[bytes, bytes, os.stat_result | None]] = [(top, target, None)]
-        while pending:
-            source, target, entered = pending.pop()
-            if entered is not None:
-                self._attributes(source, self._volume.resolve(target, follow=False), entered)
+        info = os.lstat(top)
+        stack = [self._enter(top, target, info)] if stat.S_ISDIR(info.st_mode) else []
+        if not stack:
+            self._file(top, target, info)
+        while stack:
+            at = stack[-1]
+            name = next(at.names, None)
+            if name is None:
+                stack.pop()
+                self._attributes(at.source, self._volume.resolve(at.target, follow=False), at.info)
                 self.done.directories += 1
                 continue
+            source, inside = at.source + b"/" + name, at.target + b"/" + name
             try:
                 info = os.lstat(source)
                 if stat.S_ISDIR(info.st_mode):
-                    names = sorted(os.listdir(source)) if self._recursive else []  # noqa: PTH208
-                    self._directory(source, target, info)
-                    pending.append((source, target, info))
-                    pending += [(source + b"/" + name, target + b"/" + name, None) for name in reversed(names)]
+                    stack.append(self._enter(source, inside, info))
                 else:
-                    self._file(source, target, info)
+                    self._file(source, inside, info)
             except OSError as e:
-                if source == top:
-                    raise
                 self.done.skip(source, _words(e), missing=True)
             self._progress(_ENTRY_WEIGHT)
+
+    def _enter(self, source: bytes, target: bytes, info: os.stat_result) -> _Entered:
+        names = sorted(os.listdir(source)) if self._recursive else []  # noqa: PTH208
+        self._directory(source, target, info)
+        return _Entered(source, target, info, iter(names))
 
     def _owner_of(self, info: os.stat_result) -> tuple[int, int]:
         return (info.st_uid, info.st_gid) if self._archive else self._owner
@@ -370,27 +386,39 @@ class CopyOut:
 
     def _tree(self, ino: int, target: bytes) -> None:
         """Copy an inode and all below it; a directory's attributes come after its content."""
-        v = self._volume
         seen: set[int] = set()
-        pending = [(ino, target, False)]
-        while pending:
-            ino, target, filled = pending.pop()
-            if v.inode(ino).type != c.S_IFDIR or filled:
+        stack: list[tuple[int, bytes, Iterator[directory.DirEntry]]] = []
+
+        def visit(ino: int, target: bytes) -> None:
+            if self._volume.inode(ino).type != c.S_IFDIR:
                 self._one(ino, target)
-                self._progress(_ENTRY_WEIGHT)
-                continue
-            where = f"{v.where}: inode {ino}"
-            if not self._recursive:
-                raise IsADirectory("is a directory", where=where, hint="-r copies directories")
-            if ino in seen:
-                raise CorruptImage(f"has a second name, {target!r}", where=where)
-            seen.add(ino)
-            if self._encrypted(ino, target):
-                continue
-            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
-                os.mkdir(target, 0o700)  # noqa: PTH102
-            pending.append((ino, target, True))
-            pending += [(child, target + b"/" + name, False) for name, child, _ in reversed(v.iterdir(ino))]
+            elif self._make_directory(ino, target, seen):
+                stack.append((ino, target, iter(self._volume.iterdir(ino))))
+            self._progress(_ENTRY_WEIGHT)
+
+        visit(ino, target)
+        while stack:
+            above, path, entries = stack[-1]
+            entry = next(entries, None)
+            if entry is None:
+                stack.pop()
+                self._one(above, path)
+            else:
+                visit(entry[1], path + b"/" + entry[0])
+
+    def _make_directory(self, ino: int, target: bytes, seen: set[int]) -> bool:
+        """Make a directory for what is to be copied; False if it is left out."""
+        where = f"{self._volume.where}: inode {ino}"
+        if not self._recursive:
+            raise IsADirectory("is a directory", where=where, hint="-r copies directories")
+        if ino in seen:
+            raise CorruptImage(f"has a second name, {target!r}", where=where)
+        seen.add(ino)
+        if self._encrypted(ino, target):
+            return False
+        if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
+            os.mkdir(target, 0o700)  # noqa: PTH102
+        return True
 
     def _encrypted(self, ino: int, target: bytes) -> bool:
         if not self._volume.inode(ino).fields.i_flags & c.ENCRYPT_FL:
