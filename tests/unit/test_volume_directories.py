@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ext4lite import writer
+from ext4lite import names as module
 from ext4lite.dirnames import NamesOnDisk
 from ext4lite.errors import Exists, NotEmpty
 from ext4lite.volume import Volume
@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("block", [1024, 4096])
 def test_names_on_disk_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(writer, "_LARGE_DIRECTORY", 8192)
-    monkeypatch.setattr(writer, "_TRIM_EVERY", 7)
+    monkeypatch.setattr(module, "_LARGE_DIRECTORY", 8192)
+    monkeypatch.setattr(module, "_TRIM_EVERY", 7)
     image = tmp_path / "image"
     make(image, f"-t ext4 -b {block} -N 6000", 48 * MIB)
     r, names = random.Random(block), dict[str, int]()
