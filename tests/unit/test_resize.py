@@ -12,6 +12,7 @@ from ext4lite import cli
 from ext4lite.checksum import inode_seed
 from ext4lite.errors import HostError, Unsupported, VolumeFull
 from ext4lite.jbd2.log import Blocks
+from ext4lite.jbd2.transaction import Journal
 from ext4lite.mkfs import mkfs
 from ext4lite.recover import recover
 from ext4lite.resize import resize
@@ -245,6 +246,16 @@ def test_recovered_first(image: Path) -> None:
     resize(image, 128 * MIB)
     with Volume.open(image) as seen:
         assert seen.lookup("/synced") is not None
+    fsck(image)
+
+
+@pytest.mark.parametrize("size", [30, 100])
+def test_what_no_transaction_holds_is_done_on_a_copy(image: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "most_changes", property(lambda self: 2))
+    result = resize(image, size * MIB)
+    assert (result.method, result.size) == ("copy", size * MIB)
+    assert content(image) == b"content" * 1000
+    assert sorted(p.name for p in image.parent.iterdir()) == ["image"]
     fsck(image)
 
 
