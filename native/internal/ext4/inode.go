@@ -77,8 +77,8 @@ type Inode struct {
 	raw    []byte    // the inode as on disk, checksum apart; guarded by mu
 	dir    *dirCache // of a directory once used; guarded by mu
 	filled span      // blocks WriteFunc is filling that look unwritten still; guarded by mu
-	// tailDirty: the block with the end of file was handed out by Extents, so bytes
-	// past the end may not be zero any more; guarded by mu.
+	// tailDirty: the block with the end of file was handed out by Extents, now or
+	// before the volume was opened, so bytes past the end may not be zero; guarded by mu.
 	tailDirty bool
 	// pastEnd: Extents made written blocks behind the end of file, which SetSize may
 	// not have reached yet; guarded by mu.
@@ -210,6 +210,7 @@ func (i *Inode) read() error {
 		}
 	}
 	i.sizeHint.Store(size)
+	i.tailDirty = i.isRegular() // a crash may have left what a mapping put there
 	if j := i.fs.journal; j != nil { // it may have been in memory before, and changed
 		i.syncTid.Store(j.Running())
 		i.dataTid.Store(j.Running())

@@ -200,3 +200,38 @@ func TestOpenRefusesWhatNeedsRecovery(t *testing.T) {
 	runTool(t, "debugfs", "-w", "-R", "ssv feature_incompat +needs_recovery", img)
 	must(t, open(t, img, Options{ReadOnly: true}).Close())
 }
+
+// TestWhatACrashLeftBehindTheEnd: bytes that a mapping put behind the end of file do not show when the file grows, even
+// if nobody could clear them.
+func TestWhatACrashLeftBehindTheEnd(t *testing.T) {
+	img := mkfsProfile(t, 16<<20)
+	fs := open(t, img, Options{})
+	f := mkfile(t, fs.Root(), "f", []byte("short"))
+	ext, err := f.Extents(0, 4096, true)
+	must(t, err)
+	must(t, fs.Sync())
+	_, err = fs.dev.WriteAt(bytes.Repeat([]byte("x"), 4000), ext[0].DevOff+50)
+	must(t, err)
+	crashed := img + ".crashed"
+	copyFile(t, img, crashed)
+	f.DecRef()
+	finish(t, fs, img)
+	runTool(t, "e2fsck", "-fp", crashed)
+	for _, grow := range []func(f *Inode) error{
+		func(f *Inode) error { return f.Truncate(4096) },
+		func(f *Inode) error { _, err := f.WriteAt([]byte{0}, 4095); return err },
+		func(f *Inode) error { return f.Fallocate(0, 0, 4096) },
+	} {
+		copyFile(t, crashed, img)
+		fs := open(t, img, Options{})
+		f, err := lookup(fs, "f")
+		must(t, err)
+		must(t, grow(f))
+		got, err := contents(f)
+		if want := append([]byte("short"), make([]byte, 4091)...); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("the file has %q…, %v", got[:100], err)
+		}
+		f.DecRef()
+		finish(t, fs, img)
+	}
+}
