@@ -32,6 +32,8 @@ from ext4lite.super import Super, read_super
 _FLOCK = Struct("@hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _MOST_REPLACEMENTS = 100
+_NAMED = 2
+_READS = ", for reading"
 StrPath = str | os.PathLike[str]
 
 
@@ -165,7 +167,8 @@ def _reopen(fd: int, path: StrPath) -> None:
 def _write_record(path: Path, command: str) -> None:
     import json
 
-    record = json.dumps({"pid": os.getpid(), "command": command, "since": int(time.time())}) + "\n"
+    found = {"pid": os.getpid(), "command": command, "since": int(time.time()), "started": _started(os.getpid())}
+    record = json.dumps(found) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     # A directory that cannot be written to only costs the name in somebody's error message.
     with contextlib.suppress(OSError):
@@ -189,17 +192,41 @@ def _read_record(path: StrPath) -> tuple[int, str] | None:
 
     try:
         record = json.loads(record_path(path).read_text()[:4096])
-        return int(record["pid"]), str(record["command"])
+        pid, started = int(record["pid"]), int(record.get("started", 0))
+        if started and started != _started(pid):
+            return None  # whoever wrote it is gone, and its number is another process's now
+        return pid, str(record["command"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def holder(path: StrPath, fd: int) -> str:
-    """Describe who has the volume locked ("gvx-launch (pid 4711)"); empty when that cannot be found out."""
-    record = _read_record(path)
+    """Describe who has the volume locked ("gvx-launch (pid 4711)"); empty when that cannot be found out.
+
+    Only a writer leaves a record. Readers are many and short, and often may not write beside the image; they are found
+    as any holder is, by looking through the processes that this one may look at.
+    """
+    writing = _held(fd) != fcntl.F_RDLCK
+    record = _read_record(path) if writing else None
     if record is not None and _alive(record[0]):
         return f"{record[1]} (pid {record[0]})"
-    return _holder_from_proc(fd)
+    return _holder_from_proc(fd) + ("" if writing else _READS)
+
+
+def _held(fd: int) -> int:
+    """Return the kind of lock that keeps this descriptor from an exclusive one; F_UNLCK where that cannot be asked."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            return int(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0])
+    return fcntl.F_UNLCK
+
+
+def _started(pid: int) -> int:
+    """Return when a process was started, in clock ticks since the host was; 0 where that cannot be found out."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
 
 
 def _alive(pid: int) -> bool:
@@ -213,23 +240,32 @@ def _alive(pid: int) -> bool:
 
 
 def _holder_from_proc(fd: int) -> str:
-    """Look for a process whose open file has the lock.
+    """Name the processes whose open file has the lock, two at most.
 
-    /proc/PID/fdinfo lists the locks of each description (own processes only).
+    /proc/PID/fdinfo lists the locks of each description (own processes only, unless root looks).
     """
     info = os.fstat(fd)
     wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    found: list[str] = []
     with contextlib.suppress(OSError):
         for process in Path("/proc").iterdir():
-            if not process.name.isdigit():
-                continue
+            if process.name.isdigit() and _has_lock(process, wanted):
+                with contextlib.suppress(OSError):
+                    found.append(f"{(process / 'comm').read_text().strip()} (pid {process.name})")
+    if len(found) > _NAMED:
+        return f"{found[0]} and {len(found) - 1} others"
+    return " and ".join(found) or ("" if os.geteuid() == 0 else "a process that only root can see")
+
+
+def _has_lock(process: Path, wanted: str) -> bool:
+    """Tell whether a process has a file open whose lock is the one ("fd:00:1234"); ours never is: it has no lock."""
+    with contextlib.suppress(OSError):
+        for entry in (process / "fdinfo").iterdir():
             with contextlib.suppress(OSError):
-                for entry in (process / "fdinfo").iterdir():
-                    text = entry.read_text()
-                    if "OFDLCK" in text and wanted in text:  # ours is not among them: it has no lock
-                        name = (process / "comm").read_text().strip()
-                        return f"{name} (pid {process.name})"
-    return ""
+                text = entry.read_text()
+                if "OFDLCK" in text and wanted in text:
+                    return True
+    return False
 
 
 def open_image(path: StrPath, *, write: bool = False) -> int:

@@ -88,7 +88,7 @@ def _in_place(
     file = hostfs.NewFile(target)
     try:
         report = rebuild_into(volume, file.fd, str(target), size=size, keep_numbers=keep_numbers, progress=progress)
-        _take_over(image.fd, file.fd, info)
+        hostfs.take_over(image.fd, file.fd)
         os.fsync(file.fd)
         after = _host(file.fd)
         file.publish(durable=True)
@@ -113,19 +113,6 @@ def _to_another(
     finally:
         os.close(fd)
     return CompactReport(os.fspath(output), report, before[0], after[0], before[1], after[1], recovered)
-
-
-def _take_over(old: int, new: int, info: os.stat_result) -> None:
-    """Give the new file the old one's owner, mode and attributes. OSError when owner or mode cannot be kept."""
-    made = os.fstat(new)
-    if (made.st_uid, made.st_gid) != (info.st_uid, info.st_gid):
-        os.fchown(new, info.st_uid, info.st_gid)
-    os.fchmod(new, stat.S_IMODE(info.st_mode))
-    if hasattr(os, "listxattr"):
-        with contextlib.suppress(OSError):  # a host without attributes, or not permitted: they matter to few
-            for name in os.listxattr(old):
-                with contextlib.suppress(OSError):
-                    os.setxattr(new, name, os.getxattr(old, name))
 
 
 def _host(fd: int) -> tuple[int, int | None]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ext4lite.backing import BLOCK, PAGE_BITS, PAIR, aligned, pages_of, seal
 from ext4lite.bitmap import count_clear, fill, next_clear, next_set
-from ext4lite.device import Buffer, Device, fdatasync, host_error, pread_full
+from ext4lite.device import Buffer, Device, fdatasync, host_error, pread_full, prefetch
 from ext4lite.errors import CorruptImage, HostError
 from ext4lite.hostfs import data_runs, punch, pwrite_all
 from ext4lite.layout._codecs import DeltaHeader, DeltaPage
@@ -279,6 +279,12 @@ class DeltaDevice:
             if not present:
                 high = min(high, self.header.d_base_size)
             yield from self._stored(source, low, high)
+
+    def prefetch(self, offset: int, length: int) -> None:
+        """See :class:`~ext4lite.device.Device`."""
+        first, end = offset // BLOCK, -(-min(offset + length, self._size) // BLOCK)
+        for block, count, present in self.runs(first, max(0, end - first)):
+            prefetch(self._fd if present else self.base, block * BLOCK, count * BLOCK)
 
     def close(self) -> None:
         """Write what the bitmap lacks (without waiting for it to be durable) and close both files."""

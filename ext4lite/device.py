@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Protocol
@@ -46,6 +47,10 @@ class Device(Protocol):
 
     def data_runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield (offset, length) of what may be other than zeros within ``[start, end)``."""
+        ...
+
+    def prefetch(self, offset: int, length: int) -> None:
+        """Let the host begin to read bytes that will be needed. Nothing is promised."""
         ...
 
     def close(self) -> None:
@@ -118,6 +123,10 @@ class FileDevice:
         """See :class:`Device`."""
         return data_runs(self._fd, end, start)
 
+    def prefetch(self, offset: int, length: int) -> None:
+        """See :class:`Device`."""
+        prefetch(self._fd, offset, length)
+
     def close(self) -> None:
         """See :class:`Device`."""
         if self._fd >= 0:
@@ -142,6 +151,13 @@ def pread_full(fd: int, length: int, offset: int, where: str) -> bytes:
     except (OSError, OverflowError) as e:
         raise host_error(e, where) from e
     return data
+
+
+def prefetch(fd: int, offset: int, length: int) -> None:
+    """Let the host begin to read bytes of a file, where it takes advice."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def fdatasync(fd: int, where: str) -> None:

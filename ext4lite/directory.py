@@ -62,24 +62,30 @@ def parse(data: bytes, inodes: int, where: str) -> list[DirEntry]:
     """
     out = []
     at, end = 0, len(data)
+    last = end - HEADER.size
     unpack_from = HEADER.unpack_from
-    while at < end:
-        if at + 8 > end:
-            raise CorruptImage(f"directory entry at byte {at} is cut off", where=where)
+    while at <= last:
         ino, size, name_len, kind = unpack_from(data, at)
-        if size in (0, 65535) and end == 65536:
-            size = 65536
-        if size < 8 + (name_len if ino else 0) or size & 3 or at + size > end:
-            raise CorruptImage(f"directory entry at byte {at} has length {size}", where=where)
+        if size & 3 or at + size > end or size < (8 + name_len if ino else 8):
+            whole = size in (0, 65535) and at == 0 and end == 65536
+            if not whole:
+                raise CorruptImage(f"directory entry at byte {at} has length {size}", where=where)
+            size = end
         if ino:
             name = data[at + 8 : at + 8 + name_len]
-            if name not in _DOTS:
+            if name_len > 2 or name not in _DOTS:
                 if ino > inodes:
                     raise CorruptImage(f"directory entry {name!r} has inode number {ino} of {inodes}", where=where)
-                if not name or b"/" in name or b"\0" in name:
+                if not name_len:
                     raise CorruptImage(f"directory entry at byte {at} has the name {name!r}", where=where)
                 out.append((name, ino, kind))
         at += size
+    if at < end:
+        raise CorruptImage(f"directory entry at byte {at} is cut off", where=where)
+    names = b"".join([entry[0] for entry in out])
+    if b"/" in names or b"\0" in names:
+        name = next(entry[0] for entry in out if b"/" in entry[0] or b"\0" in entry[0])
+        raise CorruptImage(f"a directory entry has the name {name!r}", where=where)
     return out
 
 

@@ -21,6 +21,7 @@ from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 
 if TYPE_CHECKING:
+    from ext4lite.dirnames import NamesOnDisk
     from ext4lite.writable import WritableBase
 
 _U16X2 = Struct("<HH")
@@ -47,13 +48,15 @@ class DirState:
     """What is in memory about one directory."""
 
     parent: int
-    names: dict[bytes, Name]
+    names: dict[bytes, Name] | NamesOnDisk
     blocks: list[int]
     """Block of the volume for each block of the directory."""
     room: dict[int, int] = field(default_factory=dict)
     """Upper bound of the largest gap of a block, where it is known (linear directories)."""
     starts: dict[int, int] = field(default_factory=dict)
     """Byte of the entry that was put into a block last: the next one probably has its place there."""
+    hashed: tuple[bytes, int] = (b"", 0)
+    """The name hashed last, and its hash."""
 
 
 @dataclass(slots=True)
@@ -171,6 +174,13 @@ class DirWriter:
 
     def _find(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
         """Return the offsets of a name's entry in its leaf and of the entry before it (-1 for none)."""
+        at, before = self._look(data, block, name)
+        if at < 0:
+            raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return at, before
+
+    def _look(self, data: bytearray, block: int, name: bytes) -> tuple[int, int]:
+        """As :meth:`_find`; -1 for a name that is not there."""
         at, before, wanted = 0, -1, len(name)
         end, unpack = self.end, HEADER.unpack_from
         while at < end:
@@ -183,7 +193,7 @@ class DirWriter:
                 return at, before
             before = at
             at += length
-        raise CorruptImage(f"block {block} has lost the name {name!r}", where=self.where)
+        return -1, before
 
     def replace(self, name: bytes, ino: int, kind: int) -> None:
         """Let a name that is there name another inode."""
@@ -285,6 +295,13 @@ class DirWriter:
         except ValueError:
             raise Unsupported(f"directory hash version {version} is unknown", where=self.where) from None
 
+    def _hash_once(self, name: bytes, version: int) -> int:
+        """As :meth:`_hash`; an operation that looks a name up and then adds it hashes it once."""
+        known = self.state.hashed
+        if known[0] != name:
+            known = self.state.hashed = name, self._hash(name, version)
+        return known[1]
+
     @staticmethod
     def _index_at(block: int) -> int:
         return DX_NODE_AT if block else DX_ROOT_AT
@@ -362,6 +379,10 @@ class DirWriter:
             raise CorruptImage("index root is wrong", where=self.where)
         return data, version, levels
 
+    def verify_root(self) -> None:
+        """Raise CorruptImage unless the first block is an index's root."""
+        self._root()
+
     def _most_levels(self) -> int:
         return 2 if self.volume.super.incompat & c.INCOMPAT_LARGE_DIR else 1
 
@@ -391,11 +412,53 @@ class DirWriter:
 
     def _add_indexed(self, name: bytes, ino: int, kind: int) -> int:
         version = self._root()[1]
-        value = self._hash(name, version)
+        value = self._hash_once(name, version)
         steps, block = self._probe(value)
         if self._insert(self._read(block), block, name, ino, kind):
             return block
         return self._split(steps, block, version, (name, ino, kind))
+
+    def find_by_hash(self, name: bytes) -> Name | None:
+        """Look a name up in a hashed directory, as a reader without memory does; None if it is not there."""
+        value = self._hash_once(name, self._root()[1])
+        steps, block = self._probe(value)
+        while True:
+            data = self._read(block)
+            at, _ = self._look(data, block, name)
+            if at >= 0:
+                ino, _, _, kind = HEADER.unpack_from(data, at)
+                return Name(ino, kind if self._typed else 0, block)
+            following = self._next_leaf(steps, value)
+            if following is None:
+                return None
+            block = following
+
+    def _next_leaf(self, steps: list[_Step], value: int) -> int | None:
+        """Return the next leaf if names of this hash go on in it, and move ``steps`` there."""
+        level = len(steps) - 1
+        while steps[level].index + 1 >= steps[level].count:
+            if not level:
+                return None
+            level -= 1
+        step = steps[level]
+        data = self._read(step.block)
+        at = self._index_at(step.block) + 8 * (step.index + 1)
+        if _U32.unpack_from(data, at)[0] & ~1 != value:
+            return None
+        step.index += 1
+        block: int = _U32.unpack_from(data, at + 4)[0] & _BLOCK_MASK
+        for below in range(level + 1, len(steps)):
+            inside = self._get_index(self._read(block), block)
+            steps[below] = _Step(block, 0, len(inside))
+            block = inside[0][1]
+        if not 0 < block < len(self.state.blocks):
+            raise CorruptImage(f"index points to block {block}", where=self.where)
+        return block
+
+    def has_names(self) -> bool:
+        """Tell whether there is any name but ``.`` and ``..``."""
+        parse = self.volume._parse
+        return any(parse(bytes(self._read(block)), self.where) for block in range(len(self.state.blocks)))
 
     def _split(self, steps: list[_Step], block: int, version: int, entry: tuple[bytes, int, int]) -> int:
         """Move the upper half of a full leaf to a new one and put ``entry`` where it belongs."""

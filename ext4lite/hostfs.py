@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -302,6 +303,19 @@ def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
+
+
+def take_over(old: int, new: int) -> None:
+    """Give a new file the old one's owner, mode and attributes. OSError when owner or mode cannot be kept."""
+    info, made = os.fstat(old), os.fstat(new)
+    if (made.st_uid, made.st_gid) != (info.st_uid, info.st_gid):
+        os.fchown(new, info.st_uid, info.st_gid)
+    os.fchmod(new, stat.S_IMODE(info.st_mode))
+    if hasattr(os, "listxattr"):
+        with contextlib.suppress(OSError):  # a host without attributes, or not permitted: they matter to few
+            for name in os.listxattr(old):
+                with contextlib.suppress(OSError):
+                    os.setxattr(new, name, os.getxattr(old, name))
 
 
 def unlink_quietly(path: Path) -> None:

@@ -35,6 +35,8 @@ from ext4lite.layout._codecs import Inode, SuperBlock
 from ext4lite.super import Super, parse_super, read_super
 from ext4lite.volume import Volume
 
+Progress = Callable[[int], object]
+_BATCH = 16 << 20  # bytes of the log in memory at a time
 _ERRORS = slice(0x194, 0x200)  # s_error_count to the end of s_last_error_func: noted outside the journal
 
 
@@ -87,11 +89,13 @@ def look(image: Handle, sb: Super, where: str, *, verify: bool = True) -> Recove
     return found
 
 
-def _replayed(blocks: Blocks, image: Handle, sb: Super, where: str, *, verify: bool = True) -> Recovered:
+def _replayed(
+    blocks: Blocks, image: Handle, sb: Super, where: str, *, verify: bool = True, progress: Progress = lambda _: None
+) -> Recovered:
     """Replay the log into an overlay, without fast commits."""
     log = open_log(image, sb, where, verify=verify)
     log.blocks = blocks
-    brought = replay(log, volume_blocks=sb.file_size // sb.block_size)
+    brought = replay(log, volume_blocks=sb.file_size // sb.block_size, progress=progress)
     fast = fastcommit.scan(log, brought.end)
     overlay = Overlay(blocks, brought.blocks)
     raw = _raw_super(overlay)
@@ -158,18 +162,23 @@ def _raw_super(blocks: Blocks) -> SuperBlock:
 
 
 def recover(
-    path: StrPath, *, command: str = "", device: Callable[[Blocks], Blocks] = lambda blocks: blocks
+    path: StrPath,
+    *,
+    command: str = "",
+    device: Callable[[Blocks], Blocks] = lambda blocks: blocks,
+    progress: Progress = lambda _: None,
 ) -> RecoveryResult:
     """Replay a volume's journal in place, settle its orphans and leave it clean.
 
     A clean volume is left alone; so is one that was not closed cleanly without a journal (NeedsRecovery, which points
     at e2fsck). May be killed at any time and called again. ``device`` may put blocks between the image and all that is
-    written to it. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported, HostError.
+    written to it; ``progress`` is called with bytes of the log as they are read, and again as they are
+    written. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported, HostError.
     """
     where = os.fspath(path)
     image = open_device(path, write=True, command=command)
     try:
-        result = recover_locked(image, where, device=device)
+        result = recover_locked(image, where, device=device, progress=progress)
         read_super(image, where).require_clean()
     finally:
         remove_record(path)
@@ -178,7 +187,11 @@ def recover(
 
 
 def recover_locked(
-    image: Handle, where: str, *, device: Callable[[Blocks], Blocks] = lambda blocks: blocks
+    image: Handle,
+    where: str,
+    *,
+    device: Callable[[Blocks], Blocks] = lambda blocks: blocks,
+    progress: Progress = lambda _: None,
 ) -> RecoveryResult:
     """Do the work of :func:`recover` on an image that is open for writing and holds the exclusive lock."""
     begin = time.perf_counter()
@@ -186,13 +199,13 @@ def recover_locked(
     if not sb.needs_recovery:
         return RecoveryResult(where, False)
     blocks = device(FileBlocks(image, sb.block_size, where))
-    result = _in_place(blocks, image, sb, where)
+    result = _in_place(blocks, image, sb, where, progress)
     result.seconds = time.perf_counter() - begin
     return result
 
 
-def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str) -> RecoveryResult:
-    found = _replayed(blocks, image, sb, where)
+def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Progress) -> RecoveryResult:
+    found = _replayed(blocks, image, sb, where, progress=progress)
     log, brought = found.log, found.replay
     volume = Volume(image, found.super, where, found)
     result = RecoveryResult(
@@ -212,7 +225,10 @@ def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str) -> RecoveryR
         _set_recover(overlay, True)
     else:
         overlay.dirty.pop(number, None)
-    write_back(blocks, overlay.everything())
+    for batch in brought.blocks.batches(_BATCH):
+        write_back(blocks, {n: data for n, data in batch.items() if n not in overlay.dirty})
+        progress(len(batch) * blocks.block_size)
+    write_back(blocks, overlay.dirty)
     blocks.flush()
     # 2. The rest becomes transactions.
     settled = Overlay(blocks, {})

@@ -212,8 +212,12 @@ class _Resize:
             except (TransactionTooLarge, JournalInTheWay) as e:
                 if not self.is_file:
                     raise Unsupported(f"{e.what}, which takes a file", where=self.where) from e
-            except VolumeFull:
-                if new.blocks < old.blocks or not self.is_file:
+            except VolumeFull as e:
+                sums = read_super(self.fd, self.where).ro_compat & (c.RO_METADATA_CSUM | c.RO_GDT_CSUM)
+                if new.blocks < old.blocks and (sums or not self.is_file):
+                    what = f"what the volume holds does not fit into {new.size} bytes in the pieces that are free there"
+                    raise VolumeFull(what, where=self.where, hint="--minimum finds the smallest size") from e
+                if not self.is_file:
                     raise
         elif not self.is_file:
             raise Unsupported("a device with a volume without a journal cannot be resized safely", where=self.where)
@@ -310,6 +314,9 @@ class _Resize:
     def _on_copy(self, old: Shape, new: Shape) -> None:
         """Change a copy and put it in the volume's place. HostError (no room on the host), VolumeFull."""
         target = Path(os.path.realpath(self.where))
+        if (names := os.fstat(self.fd).st_nlink) > 1:
+            what = f"the file has {names} names (hard links), and only one would get the new volume"
+            raise HostError(what, where=self.where)
         made = hostfs.NewFile(target)
         try:
             try:
@@ -319,10 +326,7 @@ class _Resize:
                     raise
                 hostfs.copy_sparse(made.fd, self.fd, old.size)
             self._set_file_size(old.size, made.fd)
-            info = os.fstat(self.fd)
-            with contextlib.suppress(OSError):
-                os.fchown(made.fd, info.st_uid, info.st_gid)
-            os.fchmod(made.fd, stat.S_IMODE(info.st_mode))
+            hostfs.take_over(self.fd, made.fd)
             if new.blocks > old.blocks:
                 self._set_file_size(new.size, made.fd)
             self._change_copy(made.fd, old, new)

@@ -27,7 +27,7 @@ from ext4lite.resize_volume import LayoutVolume
 _CHUNK = 1 << 20
 _METADATA_A_STEP = 32
 _MOST_SHARERS = 1024
-_INODES_A_PASS = 20_000
+_INODES_A_PASS = 100_000
 RESIZE_INO = 7
 _BAD_BLOCKS_INO = 1
 _DIND = 13
@@ -120,7 +120,7 @@ class Mover:
     # -- everything -------------------------------------------------------------------------------------------------
 
     def run(self, groups: int) -> None:
-        """Move all that lies in the ranges; bitmaps and tables only of the first ``groups`` groups.
+        """Move all that lies in the ranges; bitmaps, tables and inodes only of the first ``groups`` groups.
 
         VolumeFull, Unsupported, JournalInTheWay, TransactionTooLarge.
         """
@@ -132,7 +132,7 @@ class Mover:
         if not self.in_use():
             return
         self._resize_inode()
-        for record in self._owners():
+        for record in self._owners(groups):
             self._inode(record)
 
     def require_journal_elsewhere(self) -> None:
@@ -145,12 +145,12 @@ class Mover:
             if next(self.pieces(run.physical, run.count), None):
                 raise JournalInTheWay("the journal is in the way", where=v.where)
 
-    def _owners(self) -> Iterator[InodeRecord]:
-        """Yield every inode that may own blocks of the ranges, but the resize inode."""
+    def _owners(self, groups: int | None = None) -> Iterator[InodeRecord]:
+        """Yield every inode of the first groups that may own blocks of the ranges, but the resize inode."""
         v = self.v
         if v.inode(_BAD_BLOCKS_INO).fields.i_blocks_lo:
             raise Unsupported("the volume has a list of bad blocks", where=v.where)
-        yield from v.used_inodes()
+        yield from v.used_inodes(groups)
 
     # -- groups -----------------------------------------------------------------------------------------------------
 

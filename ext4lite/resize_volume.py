@@ -10,7 +10,7 @@ from ext4lite.alloc import Allocator, Group, Run
 from ext4lite.blockdev import StrPath
 from ext4lite.errors import VolumeFull
 from ext4lite.jbd2.log import Blocks, FileBlocks
-from ext4lite.jbd2.transaction import Journal
+from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
 from ext4lite.resize_plan import Shape, require_resizable
@@ -209,7 +209,10 @@ class LayoutVolume(WritableVolume):
 
     def commit_at_once(self) -> None:
         """Commit what was done since :meth:`begin_at_once` and bring it in place. TransactionTooLarge."""
-        self._store_inodes()
+        self.store_all()
+        need = len(self.cache.dirty) + len(self.cache.revoked)
+        if self.journal is not None and need > self.journal.most_changes:
+            raise TransactionTooLarge(f"{need} blocks change, more than the journal holds", where=self.where)
         self._in_operation = False
         self.super_changed()
         self._commit()
@@ -261,8 +264,9 @@ class LayoutVolume(WritableVolume):
             self.cache.drop(number)
 
     def step(self, operation: Callable[[], None]) -> None:
-        """Run an operation, all or nothing."""
+        """Run an operation, all or nothing; what it changed in inodes is in their tables afterwards."""
         self._run(operation)
+        self._store_inodes()
 
     def write_superblock_copies(self) -> None:
         """Write the copies of the superblock; no flush."""

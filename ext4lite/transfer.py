@@ -1,8 +1,7 @@
-"""Files between the host and a volume, in both directions: what ``cp-in`` and ``cp-out`` do.
+"""Files into a volume (what ``cp-in`` does; out of it: ``copyout.py``), trees removed from it.
 
 Holes stay holes, times and permissions are kept; owners and extended attributes with ``archive``. Into a volume goes
-everything a host can have, hard links among what is copied included. Out of it nothing follows a symlink that lies in
-the target, and nothing leaves it.
+everything a host can have, hard links among what is copied included.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ext4lite import paths
 from ext4lite.errors import (
-    CorruptImage,
     HostError,
     Invalid,
     IsADirectory,
@@ -34,9 +31,9 @@ from ext4lite.volume import Volume
 from ext4lite.walking import bottom_up
 
 if TYPE_CHECKING:
-    from ext4lite.writer import NodeKind, WritableVolume
+    from ext4lite.names import NodeKind
+    from ext4lite.writer import WritableVolume
 
-_NOBODY = 0xFFFFFFFF  # no owner at all, for the system calls
 _CHUNK = 4 << 20
 _NO_XATTRS = (errno.ENOTSUP, errno.EPERM, errno.EACCES)
 NODES: dict[int, NodeKind] = {
@@ -48,8 +45,8 @@ NODES: dict[int, NodeKind] = {
 """What is neither file, directory nor symlink, by the type in its mode."""
 _REPORTED = 1000
 _WHOLE = 256 << 10  # a file up to this size goes in as one operation
-_ENTRY_WEIGHT = 4096  # what a name counts for in progress, beside its bytes
-_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
+ENTRY_WEIGHT = 4096  # what a name counts for in progress, beside its bytes
+ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 Progress = Callable[[int], None]
 RawPath = bytes
 
@@ -93,7 +90,8 @@ class Copied:
         }
 
 
-def _words(e: OSError) -> str:
+def in_words(e: OSError) -> str:
+    """Return what the system says about an error."""
     return (e.strerror or str(e)).lower()
 
 
@@ -106,10 +104,20 @@ def host_weight(sources: list[str]) -> int:
             path = pending.pop()
             with contextlib.suppress(OSError):
                 info = os.lstat(path)
-                total += _ENTRY_WEIGHT + (info.st_blocks * 512 if stat.S_ISREG(info.st_mode) else 0)
+                total += ENTRY_WEIGHT + (info.st_blocks * 512 if stat.S_ISREG(info.st_mode) else 0)
                 if stat.S_ISDIR(info.st_mode):
                     pending += [path + b"/" + name for name in os.listdir(path)]  # noqa: PTH208
     return total
+
+
+@dataclass(slots=True)
+class _Entered:
+    """A host directory on the way down: its names to come."""
+
+    source: bytes
+    target: bytes
+    info: os.stat_result
+    names: Iterator[bytes]
 
 
 class CopyIn:
@@ -157,27 +165,33 @@ class CopyIn:
 
     def _tree(self, top: bytes, target: bytes) -> None:
         """Copy a host path and all below it; a directory's attributes come after its content."""
-        pending: list[tuple[bytes, bytes, os.stat_result | None]] = [(top, target, None)]
-        while pending:
-            source, target, entered = pending.pop()
-            if entered is not None:
-                self._attributes(source, self._volume.resolve(target, follow=False), entered)
+        info = os.lstat(top)
+        stack = [self._enter(top, target, info)] if stat.S_ISDIR(info.st_mode) else []
+        if not stack:
+            self._file(top, target, info)
+        while stack:
+            at = stack[-1]
+            name = next(at.names, None)
+            if name is None:
+                stack.pop()
+                self._attributes(at.source, self._volume.resolve(at.target, follow=False), at.info)
                 self.done.directories += 1
                 continue
+            source, inside = at.source + b"/" + name, at.target + b"/" + name
             try:
                 info = os.lstat(source)
                 if stat.S_ISDIR(info.st_mode):
-                    names = sorted(os.listdir(source)) if self._recursive else []  # noqa: PTH208
-                    self._directory(source, target, info)
-                    pending.append((source, target, info))
-                    pending += [(source + b"/" + name, target + b"/" + name, None) for name in reversed(names)]
+                    stack.append(self._enter(source, inside, info))
                 else:
-                    self._file(source, target, info)
+                    self._file(source, inside, info)
             except OSError as e:
-                if source == top:
-                    raise
-                self.done.skip(source, _words(e), missing=True)
-            self._progress(_ENTRY_WEIGHT)
+                self.done.skip(source, in_words(e), missing=True)
+            self._progress(ENTRY_WEIGHT)
+
+    def _enter(self, source: bytes, target: bytes, info: os.stat_result) -> _Entered:
+        names = sorted(os.listdir(source)) if self._recursive else []  # noqa: PTH208
+        self._directory(source, target, info)
+        return _Entered(source, target, info, iter(names))
 
     def _owner_of(self, info: os.stat_result) -> tuple[int, int]:
         return (info.st_uid, info.st_gid) if self._archive else self._owner
@@ -306,7 +320,7 @@ class CopyIn:
     def _drop_inherited(self, ino: int) -> None:
         """What a directory of the volume handed down is not the source's."""
         found = self._volume.xattrs(ino)
-        for name in _ACLS:
+        for name in ACLS:
             if os.fsencode(name) in found:
                 self._volume.remove_xattr(ino, os.fsencode(name))
 
@@ -324,168 +338,12 @@ class CopyIn:
                 value = os.getxattr(source, name, follow_symlinks=False)
                 self._volume.set_xattr(ino, os.fsencode(name), value)
             except OSError as e:
-                self.done.skip(source, f"{name}: {_words(e)}")
+                self.done.skip(source, f"{name}: {in_words(e)}")
             except (Unsupported, NoRoomForAttribute) as e:
                 self.done.skip(source, e.what)
 
 
-class CopyOut:
-    """Copies files of a volume to the host."""
-
-    def __init__(
-        self,
-        volume: Volume,
-        *,
-        recursive: bool = False,
-        archive: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
-        self._volume = volume
-        self._recursive = recursive
-        self._archive = archive
-        self._progress = progress or (lambda _: None)
-        self._seen: dict[int, bytes] = {}
-        self.done = Copied()
-
-    def copy(self, sources: list[str], target: str) -> Copied:
-        """Copy paths of the volume to the host path ``target``, or into it when it is a directory, as ``cp`` does.
-
-        An existing file is replaced. Devices are skipped and noted when this process may not make them. NotFound,
-        IsADirectory, NotADirectory, HostError.
-        """
-        into = Path(target).is_dir()
-        if len(sources) > 1 and not into:
-            raise NotADirectory("several sources need a directory as target", where=target)
-        for source in sources:
-            ino = paths.resolve(self._volume, source, follow=False)
-            name = (paths.split(os.fsencode(source)) or [b""])[-1]
-            if into and name == b"..":
-                raise Invalid("needs a name to copy to", where=source)
-            base = os.fsencode(target)
-            try:
-                self._tree(ino, os.path.join(base, name) if into and name else base)  # noqa: PTH118
-            except OSError as e:
-                raise HostError.from_os(e, target) from e
-        return self.done
-
-    def _tree(self, ino: int, target: bytes) -> None:
-        """Copy an inode and all below it; a directory's attributes come after its content."""
-        v = self._volume
-        seen: set[int] = set()
-        pending = [(ino, target, False)]
-        while pending:
-            ino, target, filled = pending.pop()
-            if v.inode(ino).type != c.S_IFDIR or filled:
-                self._one(ino, target)
-                self._progress(_ENTRY_WEIGHT)
-                continue
-            where = f"{v.where}: inode {ino}"
-            if not self._recursive:
-                raise IsADirectory("is a directory", where=where, hint="-r copies directories")
-            if ino in seen:
-                raise CorruptImage(f"has a second name, {target!r}", where=where)
-            seen.add(ino)
-            if self._encrypted(ino, target):
-                continue
-            if not (os.path.isdir(target) and not os.path.islink(target)):  # noqa: PTH112, PTH114
-                os.mkdir(target, 0o700)  # noqa: PTH102
-            pending.append((ino, target, True))
-            pending += [(child, target + b"/" + name, False) for name, child, _ in reversed(v.iterdir(ino))]
-
-    def _encrypted(self, ino: int, target: bytes) -> bool:
-        if not self._volume.inode(ino).fields.i_flags & c.ENCRYPT_FL:
-            return False
-        self.done.skip(target, "is encrypted", missing=True)
-        return True
-
-    def _one(self, ino: int, target: bytes) -> None:
-        v, done = self._volume, self.done
-        s = v.stat(ino)
-        if s.kind == "dir":
-            done.directories += 1
-        elif s.kind in ("file", "symlink") and self._encrypted(ino, target):
-            return
-        elif ino in self._seen:
-            self._clear(target)
-            os.link(self._seen[ino], target, follow_symlinks=False)
-            done.files += 1
-            return
-        elif s.kind == "file":
-            self._clear(target)
-            self._content(ino, s.size, target)
-            done.files += 1
-        elif s.kind == "symlink":
-            self._clear(target)
-            os.symlink(v.readlink(ino), target)  # noqa: PTH211
-            done.symlinks += 1
-        else:
-            self._clear(target)
-            kind = {"char": stat.S_IFCHR, "block": stat.S_IFBLK, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK}[s.kind]
-            try:
-                os.mknod(target, kind | 0o600, os.makedev(*s.rdev))
-            except OSError as e:
-                done.skip(target, _words(e), missing=True)
-                return
-            done.others += 1
-        if s.nlink > 1 and s.kind != "dir":
-            self._seen[ino] = target
-        owned = self._archive and self._give_away(target, s.uid, s.gid)
-        if self._archive:
-            self._xattrs(ino, target)
-        if s.kind != "symlink":
-            # Whose set-user-id it is must be certain.
-            os.chmod(target, s.mode if owned else s.mode & 0o1777)  # noqa: PTH101
-        os.utime(target, ns=(s.atime_ns, s.mtime_ns), follow_symlinks=False)
-
-    def _give_away(self, target: bytes, uid: int, gid: int) -> bool:
-        """Set the owner; False where only root could."""
-        ids = [-1 if n == _NOBODY else n for n in (uid, gid)]
-        try:
-            os.chown(target, ids[0], ids[1], follow_symlinks=False)
-        except PermissionError:
-            self.done.owners_lost += 1
-            return False
-        return True
-
-    def _xattrs(self, ino: int, target: bytes) -> None:
-        found = self._volume.xattrs(ino)
-        if not hasattr(os, "setxattr"):
-            for name in found:
-                self.done.skip(target, f"{os.fsdecode(name)}: this system has no extended attributes")
-            return
-        with contextlib.suppress(OSError):
-            for inherited in set(_ACLS).intersection(os.listxattr(target, follow_symlinks=False)):
-                os.removexattr(target, inherited, follow_symlinks=False)
-        for name, value in found.items():
-            try:
-                os.setxattr(target, name, value, follow_symlinks=False)
-            except OSError as e:
-                self.done.skip(target, f"{os.fsdecode(name)}: {_words(e)}")
-
-    @staticmethod
-    def _clear(target: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(target)  # noqa: PTH108
-
-    def _content(self, ino: int, size: int, target: bytes) -> None:
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, size)
-            for at, data in self._volume.pieces(ino):
-                self._write(fd, data, at)
-        finally:
-            os.close(fd)
-
-    def _write(self, fd: int, data: bytes, at: int) -> None:
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(fd, view, at)
-            view, at = view[count:], at + count
-        self.done.bytes += len(data)
-        self._progress(len(data))
-
-
-def _inodes_below(volume: Volume, sources: list[str]) -> Iterator[int]:
+def inodes_below(volume: Volume, sources: list[str]) -> Iterator[int]:
     """Yield the inodes of paths and of all below them; what is not there is passed over."""
     for source in sources:
         with contextlib.suppress(PathError):
@@ -495,18 +353,9 @@ def _inodes_below(volume: Volume, sources: list[str]) -> Iterator[int]:
                 yield from (ino for _, ino in volume.walk(top))
 
 
-def volume_weight(volume: Volume, sources: list[str]) -> int:
-    """Return what a copy of a volume's paths counts in progress; see :func:`host_weight`."""
-    total = 0
-    for ino in _inodes_below(volume, sources):
-        s = volume.stat(ino)
-        total += _ENTRY_WEIGHT + (s.blocks512 * 512 if s.kind == "file" else 0)
-    return total
-
-
 def count_below(volume: Volume, sources: list[str]) -> int:
     """Return how many names paths and all below them are."""
-    return sum(1 for _ in _inodes_below(volume, sources))
+    return sum(1 for _ in inodes_below(volume, sources))
 
 
 def remove(

@@ -58,6 +58,9 @@ _FULL_EXTRA = Inode.SIZE - 128
 class Volume:
     """An image open for reading, under a shared lock. Not thread-safe. Make it with :meth:`open`."""
 
+    _unchanging = True
+    """Whether nothing is written through this object."""
+
     def __init__(
         self, image: Handle, sb: Super, where: str, recovered: Recovered | None = None, *, verify: bool = True
     ) -> None:
@@ -91,6 +94,7 @@ class Volume:
         self._window = _WINDOW
         """Bytes (aligned to that) that :meth:`_metadata` gives at most."""
         self._windows: OrderedDict[int, bytes] = OrderedDict()
+        self._kept_runs: tuple[InodeRecord, list[Extent]] | None = None
         self._descriptors: dict[int, GroupDesc] = {}
         self._records: dict[int, InodeRecord] = {}
         self._directories: OrderedDict[int, dict[bytes, int]] = OrderedDict()
@@ -151,6 +155,7 @@ class Volume:
     def refresh(self) -> None:
         """Forget everything that was read: the blocks below have changed."""
         self._windows.clear()
+        self._kept_runs = None
         self._descriptors.clear()
         self._records.clear()
         self._directories.clear()
@@ -298,9 +303,12 @@ class Volume:
             raise CorruptImage(what, where=self._at(f"inode {ino}"))
         return record
 
-    def used_inodes(self) -> Iterator[InodeRecord]:
-        """Yield the records of all inodes with links, group after group, without looking at names."""
-        for group in range(self.super.groups):
+    def used_inodes(self, groups: int | None = None) -> Iterator[InodeRecord]:
+        """Yield the records of all inodes with links, group after group, without looking at names.
+
+        ``groups`` is the number of groups to look at, by default all.
+        """
+        for group in range(self.super.groups if groups is None else groups):
             desc = self.group(group)
             uninit = self._uninit
             if uninit and desc.bg_flags & c.BG_INODE_UNINIT:
@@ -371,9 +379,19 @@ class Volume:
             raise CorruptImage("claims more blocks than the volume has", where=where)
         return runs, own
 
+    def _runs(self, record: InodeRecord) -> list[Extent]:
+        """Return the runs to read from. The last tree is kept: who reads a file in pieces asks again and again."""
+        kept = self._kept_runs
+        if kept is not None and kept[0] is record:
+            return kept[1]
+        runs, own = self.map(record)
+        if own and self._unchanging and self._overlay is None:
+            self._kept_runs = record, runs
+        return runs
+
     def chunks(self, ino: int) -> Iterator[bytes]:
         """Yield the whole content of a regular file in pieces of up to 4 MiB; holes and unwritten extents are zeros."""
-        yield from self._chunks(self._live(ino), 0, 1 << 63)
+        return self._chunks(self._live(ino), 0, 1 << 63)
 
     def pieces(self, ino: int) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, data) of what a regular file holds, ascending, up to 4 MiB each; holes are left out."""
@@ -408,9 +426,15 @@ class Volume:
             yield from _zeros(end - offset - len(data))  # mke2fs -d makes files like that of nothing but a hole
             return
         block_size = self.block_size
-        where = self._at(f"inode {record.ino}")
+        where = f"{self.where}: inode {record.ino}"
+        runs = self._runs(record)
         at = offset
-        for run in self.map(record)[0]:
+        if len(runs) == 1 and end - at <= _CHUNK:
+            run = runs[0]
+            if run.logical == 0 and end <= run.count * block_size and not run.unwritten:
+                yield self._pread(end - at, run.physical * block_size + at, where)  # most files, at once
+                return
+        for run in runs:
             start, stop = run.logical * block_size, (run.logical + run.count) * block_size
             if stop <= at:
                 continue
@@ -584,7 +608,7 @@ class Volume:
             for name, child, _ in self.iterdir(ino):
                 inside = above + b"/" + name
                 yield inside, child
-                if self._live(child).type == c.S_IFDIR:
+                if self._live(child).fields.i_mode & c.S_IFMT == c.S_IFDIR:
                     if child in seen:
                         where = self._at(f"directory inode {child}")
                         raise CorruptImage(f"has a second name, {inside!r}", where=where)

@@ -51,6 +51,8 @@ _CTIME_END, _MTIME_END, _ATIME_END, _CRTIME_END = 8, 12, 16, 24  # i_extra_isize
 class WritableBase(Volume):
     """The machinery of :class:`ext4lite.writer.WritableVolume`. Not thread-safe."""
 
+    _unchanging = False
+
     def __init__(
         self, image: Handle, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
@@ -372,10 +374,10 @@ class WritableBase(Volume):
 
     # -- inodes -----------------------------------------------------------------------------------------------------
 
-    def used_inodes(self) -> Iterator[InodeRecord]:
-        """Yield the records of all inodes with links, group after group, without looking at names."""
+    def used_inodes(self, groups: int | None = None) -> Iterator[InodeRecord]:
+        """See :meth:`ext4lite.volume.Volume.used_inodes`."""
         self.alloc.update_descriptors()
-        return super().used_inodes()
+        return super().used_inodes(groups)
 
     def file_map(self, record: InodeRecord) -> ExtentTree | BlockMap:
         """Return the map of an inode's blocks, for changing."""

@@ -30,7 +30,7 @@ def cp_out(
     """
     from ext4lite.cli.copying import report
     from ext4lite.cli.progress import steps
-    from ext4lite.transfer import CopyOut, volume_weight
+    from ext4lite.copyout import CopyOut, volume_weight
     from ext4lite.volume import Volume
 
     if len(files) < 2:

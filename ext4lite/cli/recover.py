@@ -19,9 +19,11 @@ def recover(
 
     A clean volume is left as it is.
     """
+    from ext4lite.cli.progress import counter
     from ext4lite.recover import recover as bring_back
 
-    result = bring_back(image, command="ext4lite recover")
+    with counter("journal read and written back") as progress:
+        result = bring_back(image, command="ext4lite recover", progress=progress)
     print(json.dumps(result.as_dict(), indent=2) if as_json else _text(result))
 
 

@@ -37,7 +37,7 @@ class Blocks(Protocol):
         """Return ``count`` blocks from ``block`` on. CorruptImage outside the image, HostError."""
         ...
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """Write whole blocks from ``block`` on. HostError."""
         ...
 
@@ -62,7 +62,7 @@ class FileBlocks:
             raise CorruptImage(f"the image ends before block {block + count}", where=self._where)
         return data
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """See :class:`Blocks`."""
         self._device.write(data, block * self.block_size)
 
@@ -130,7 +130,7 @@ class Overlay:
                 out[max(start, 0) : start + size] = found[max(-start, 0) :][: len(data) - max(start, 0)]
         return data if out is None else bytes(out)
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """See :class:`Blocks`."""
         size = self.block_size
         for i in range(len(data) // size):
@@ -140,7 +140,7 @@ class Overlay:
         """Do nothing: memory is all there is."""
 
 
-def write_back(blocks: Blocks, dirty: Mapping[int, bytes]) -> None:
+def write_back(blocks: Blocks, dirty: Mapping[int, bytes] | Mapping[int, bytes | memoryview]) -> None:
     """Write ``dirty`` blocks in place, neighbours together (up to 1 MiB), without a flush."""
     most = (1 << 20) // blocks.block_size
     numbers = sorted(dirty)
@@ -149,7 +149,10 @@ def write_back(blocks: Blocks, dirty: Mapping[int, bytes]) -> None:
         end = start + 1
         while end < len(numbers) and numbers[end] == numbers[end - 1] + 1 and end - start < most:
             end += 1
-        blocks.write(numbers[start], b"".join([dirty[n] for n in numbers[start:end]]))
+        alone = end == start + 1
+        blocks.write(
+            numbers[start], dirty[numbers[start]] if alone else b"".join([dirty[n] for n in numbers[start:end]])
+        )
         start = end
 
 

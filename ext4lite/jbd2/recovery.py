@@ -15,9 +15,11 @@ replay), which end up at the same place for the same log:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from ext4lite.checksum import crc32c
 from ext4lite.errors import CorruptImage
 from ext4lite.jbd2.log import HEADER, MAGIC_BYTES, Log, later_or_same, next_sequence
 from ext4lite.layout import constants as c
@@ -91,6 +93,27 @@ class LoggedBlocks(Mapping[int, bytes]):
         at = self._at[number]
         data = self._log.read(at >> 1)
         return MAGIC_BYTES + data[4:] if at & 1 else data
+
+    def batches(self, most: int) -> Iterator[dict[int, bytes | memoryview]]:
+        """Yield every block once, in the order in which the log has them: those in ``most`` bytes of it at a time."""
+        log, size = self._log, self._log.block_size
+        out: dict[int, bytes | memoryview] = {}
+        view = memoryview(b"")
+        start = end = left = 0  # of what ``view`` holds, in blocks of the log
+        for number, place in sorted(self._at.items(), key=itemgetter(1)):
+            at = place >> 1
+            if not start <= at < end:
+                if left <= 0:
+                    if out:
+                        yield out
+                    out, left = {}, max(1, most // size)
+                count = max(1, min(_READ_AHEAD // size, log.last - at, log.contiguous(at)))
+                view = memoryview(log.blocks.read(log.physical(at), count))
+                start, end, left = at, at + count, left - count
+            data = view[(at - start) * size : (at + 1 - start) * size]
+            out[number] = MAGIC_BYTES + bytes(data[4:]) if place & 1 else data
+        if out:
+            yield out
 
     def __contains__(self, number: object) -> bool:
         return number in self._at
@@ -255,31 +278,38 @@ def revocations(log: Log, found: Scan) -> dict[int, int]:
     return out
 
 
-def replay(log: Log, *, volume_blocks: int) -> Replay:
+def replay(log: Log, *, volume_blocks: int, progress: Callable[[int], object] = lambda _: None) -> Replay:
     """Return the blocks that a log brings to a volume of ``volume_blocks`` blocks.
+
+    ``progress`` is called with the bytes of each transaction that was read.
 
     Memory is bounded by the number of the journal's blocks, not by their size. CorruptImage for damage, a block outside
     the volume or one of the journal's own.
     """
     found = scan(log)
     revoked = revocations(log, found)
-    own = log.own_blocks()
+    own = [(start, start + count) for start, count in log.own_blocks()]
     blocks = LoggedBlocks(log)
     hits = 0
     reader = _Reader(log)
+    mask = 0xFFFF if log.csum == 2 else _ALL
     for transaction in found.transactions:
         sequence = transaction.sequence
+        prefix = crc32c(log.seed, sequence.to_bytes(4, "big"))
         for tag in transaction.tags:
-            by = revoked.get(tag.number)
+            number = tag.number
+            by = revoked.get(number) if revoked else None
             if by is not None and later_or_same(by, sequence):
                 hits += 1
                 continue
-            data = reader.read(tag.at)
-            if log.csum and log.data_checksum(sequence, data) != tag.checksum:
-                raise _damage(log, f"the copy of block {tag.number} in transaction {sequence} has a wrong checksum")
-            if not 0 <= tag.number < volume_blocks:
-                raise _damage(log, f"transaction {sequence} changes block {tag.number}, outside the volume")
-            if any(start <= tag.number < start + count for start, count in own):
-                raise _damage(log, f"transaction {sequence} changes block {tag.number}, which is the journal's")
+            if log.csum and crc32c(prefix, reader.read(tag.at)) & mask != tag.checksum:
+                raise _damage(log, f"the copy of block {number} in transaction {sequence} has a wrong checksum")
+            if not 0 <= number < volume_blocks:
+                raise _damage(log, f"transaction {sequence} changes block {number}, outside the volume")
+            for start, end in own:
+                if start <= number < end:
+                    raise _damage(log, f"transaction {sequence} changes block {number}, which is the journal's")
             blocks.note(tag)
+        progress(len(transaction.tags) * log.block_size)
+        transaction.tags = []  # a log of 1 GiB has a quarter of a million
     return Replay(blocks, len(found.transactions), log.super.s_sequence, found.end, found.head, hits)

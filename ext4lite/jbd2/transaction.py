@@ -122,7 +122,7 @@ class Journal:
         self._committed: dict[int, bytes] = {}
         self._room = log.last - log.first
         self.share = 4
-        """One operation, and the running transaction, may take the log's ``share``-th part; a quarter, as in the kernel.
+        """One operation, and the running transaction, may take the log's ``share``-th part; a quarter as in the kernel.
 
         1 is for a single transaction that must be large, on a log that is empty.
         """

@@ -22,7 +22,7 @@ from ext4lite.errors import HostError, NeedsRecovery
 from ext4lite.rebuild.choice import Choice, Chooser, require_known
 from ext4lite.rebuild.engine import Engine
 from ext4lite.rebuild.report import Progress, RebuildReport
-from ext4lite.rebuild.survey import Source, survey
+from ext4lite.rebuild.survey import Source, explore
 from ext4lite.rebuild.target import OutOfSpace, Output
 from ext4lite.volume import Volume
 
@@ -89,7 +89,7 @@ def rebuild_into(
     volume.super.require_clean()
     source = Source(volume)
     require_known(source)
-    found = survey(source)
+    found = explore(source)
     chooser = Chooser(source, found, keep_numbers=keep_numbers)
     choice = chooser.choose(size)
     try:

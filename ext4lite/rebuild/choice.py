@@ -91,7 +91,7 @@ class Chooser:
         ino = self._source.special.journal
         if not ino:
             return 0
-        return -(-self._source.volume.inode(ino).size // self._source.block_size)
+        return self._source.own_blocks(ino)
 
     def _need(self, journal: int) -> int:
         """Free blocks that the new volume must have."""

@@ -30,6 +30,10 @@ from ext4lite.rebuild.target import Output, Space
 _DIR = c.S_IFDIR >> 12
 _FSCK = "run e2fsck -fy on it"
 _PROGRESS_EVERY = 16 << 20
+_AHEAD = 256
+_AHEAD_BYTES = 8 << 20
+Mapped = tuple[list[Extent], int]
+"""An inode's runs, and how many blocks their map takes."""
 
 
 class Engine:
@@ -53,6 +57,7 @@ class Engine:
         self._block_size = source.block_size
         self._ratio = choice.layout.shape.ratio
         self._seed = source.seed
+        self._own = source.special.numbers()
         self._huge = bool(source.super.ro_compat & c.RO_HUGE_FILE)
         self._ea_inodes = bool(source.super.incompat & c.INCOMPAT_EA_INODE)
         self._quota = special.QuotaChanges() if source.special.quotas else None
@@ -74,9 +79,7 @@ class Engine:
         found = self._found
         self._reserved()
         for directories in (True, False):
-            for ino in found.order:
-                if (found.kind(ino) == _DIR) == directories:
-                    self._inode(self._volume.inode(ino))
+            self._tree(directories)
         if self._shared:
             number = next(iter(self._shared))
             what = f"attribute block {number} has fewer users than it says"
@@ -111,13 +114,40 @@ class Engine:
     def _put(self, number: int, data: bytes) -> None:
         self._output.put(data, number * self._block_size)
 
-    def _inode(self, record: InodeRecord) -> list[Extent]:
-        """Write an inode with all its blocks; return its new runs."""
+    def _tree(self, directories: bool) -> None:
+        """Write the tree's directories, or everything else in it.
+
+        Some inodes ahead are looked at, so that the host reads their content, wherever it lies, while those before are
+        written.
+        """
+        ahead: list[tuple[InodeRecord, Mapped]] = []
+        waiting = 0
+        for ino in self._found.order:
+            if (self._found.kind(ino) == _DIR) != directories:
+                continue
+            record = self._volume.inode(ino)
+            mapped = self._volume.map(record)
+            ahead.append((record, mapped))
+            waiting += sum(run.count for run in mapped[0]) * self._block_size
+            if len(ahead) >= _AHEAD or waiting >= _AHEAD_BYTES:
+                self._all(ahead)
+                ahead, waiting = [], 0
+        self._all(ahead)
+
+    def _all(self, ahead: list[tuple[InodeRecord, Mapped]]) -> None:
+        self._output.expect(
+            sorted((run.physical, run.count) for _, (runs, _) in ahead for run in runs), self._block_size
+        )
+        for record, mapped in ahead:
+            self._inode(record, mapped)
+
+    def _inode(self, record: InodeRecord, mapped: Mapped) -> list[Extent]:
+        """Write an inode with all its blocks, ``mapped`` so far; return its new runs."""
         fields, where = record.fields, f"{self._source.where}: inode {record.ino}"
         before = blocks_of(fields, self._block_size, self._huge) if self._quota or self._ea_inodes else 0
         new_ino = self._numbers(record.ino)
         seed = None if self._seed is None else inode_seed(self._seed, new_ino, fields.i_generation)
-        runs, own_before = self._volume.map(record)
+        runs, own_before = mapped
         directory = fields.i_mode >> 12 == _DIR
         out: list[Extent] = []
         clusters = 0
@@ -128,8 +158,9 @@ class Engine:
                 out = maps.place(runs, self._space, self._ratio, self._copy)
             clusters = self._map(record, out, seed)
             clusters += maps.clusters_of(out, self._ratio)
-            self.extents += len(out)
-            self.fragmented += maps.is_fragmented(out)
+            if record.ino not in self._own:
+                self.extents += len(out)
+                self.fragmented += maps.is_fragmented(out)
         elif fields.i_flags & c.EXTENTS_FL:
             clusters = self._map(record, out, seed)
         if record.file_acl:
@@ -144,7 +175,7 @@ class Engine:
             self._inside(record, directory, where)
         if runs or clusters or fields.i_flags & c.EXTENTS_FL:
             self._set_blocks(record, clusters + extra)
-        if self._quota is not None and record.ino not in self._source.special.numbers():
+        if self._quota is not None and record.ino not in self._own:
             self._quota.add(record, blocks_of(fields, self._block_size, self._huge) - before)
         self._store(record, new_ino, directory)
         return out
@@ -243,12 +274,13 @@ class Engine:
             elif ino == own.orphans:
                 self._write_orphans(record)
             elif ino in own.quotas:
-                self._quota_runs[ino] = self._volume.map(record)[0]
-                self._quota_runs[-ino] = self._inode(record)
+                mapped = self._volume.map(record)
+                self._quota_runs[ino] = mapped[0]
+                self._quota_runs[-ino] = self._inode(record, mapped)
             elif ino == c.BAD_INO:
                 self._write_bad(record)
             elif any(record.raw):
-                self._inode(record)
+                self._inode(record, self._volume.map(record))
 
     def _write_bad(self, record: InodeRecord) -> None:
         """A file has no bad blocks: the inode that lists them becomes empty."""
@@ -293,7 +325,7 @@ class Engine:
 
     def _write_orphans(self, record: InodeRecord) -> None:
         new_ino, generation = self._numbers(record.ino), record.fields.i_generation
-        runs = self._fresh(record, -(-record.size // self._block_size))
+        runs = self._fresh(record, self._source.own_blocks(record.ino))
         for run in runs:
             for number in range(run.physical, run.physical + run.count):
                 self._put(number, special.orphan_block(self._block_size, number, self._seed, new_ino, generation))

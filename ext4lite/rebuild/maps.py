@@ -8,7 +8,7 @@ from struct import Struct, pack_into
 from typing import TYPE_CHECKING
 
 from ext4lite.errors import CorruptImage
-from ext4lite.extents import Extent, build_tree, tree_blocks_needed
+from ext4lite.extents import ENTRY, HEADER, ROOT_MAX, Extent, build_tree, tree_blocks_needed
 from ext4lite.indirect import DIRECT
 from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
@@ -123,8 +123,22 @@ def place(runs: list[Extent], space: Space, ratio: int, copy: Copy) -> list[Exte
     """Give the blocks of ``runs`` new places, call ``copy`` for those that are written, return the new runs."""
     if ratio > 1:
         return _place_clusters(runs, space, ratio, copy)
+    if len(runs) == 1:  # nearly always
+        (run,) = runs
+        pieces = space.take(run.count)
+        if len(pieces) == 1:
+            start = pieces[0][0]
+            if not run.unwritten:
+                copy(run.physical, start, run.count)
+            return [Extent(run.logical, start, run.count, run.unwritten)]
+        return _fill(runs, pieces, copy)
+    return _fill(runs, space.take(sum(run.count for run in runs)), copy)
+
+
+def _fill(runs: list[Extent], places: list[tuple[int, int]], copy: Copy) -> list[Extent]:
+    """Put the blocks of ``runs`` into places (start, count) of the same total."""
     out: list[Extent] = []
-    pieces = iter(space.take(sum(run.count for run in runs)))
+    pieces = iter(places)
     start = left = 0
     for run in runs:
         logical, physical, count = run.logical, run.physical, run.count
@@ -164,6 +178,11 @@ Put = Callable[[int, bytes], None]
 
 def tree(extents: list[Extent], space: Space, block_size: int, seed: int | None, put: Put) -> tuple[bytes, int]:
     """Write the extent tree of ``extents``; return the 60 bytes of ``i_block`` and the number of tree blocks."""
+    if len(extents) == 1 and extents[0].count <= _MAX_UNWRITTEN:  # nearly always
+        e = extents[0]
+        length = e.count + c.MAX_EXTENT_LEN if e.unwritten else e.count
+        root = HEADER.pack(c.EXTENT_MAGIC, 1, ROOT_MAX, 0, 0)
+        return root + ENTRY.pack(e.logical, length, e.physical >> 32, e.physical & 0xFFFFFFFF) + bytes(36), 0
     extents = split(extents)
     need = tree_blocks_needed(len(extents), block_size)
     root, blocks = build_tree(extents, space.take_each(need) if need else [], block_size, seed or 0)

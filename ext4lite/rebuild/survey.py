@@ -37,9 +37,9 @@ class Special:
     orphans: int
     quotas: list[int]
 
-    def numbers(self) -> set[int]:
+    def numbers(self) -> frozenset[int]:
         """All of them."""
-        return {n for n in (self.journal, self.resize, self.orphans, *self.quotas) if n}
+        return frozenset(n for n in (self.journal, self.resize, self.orphans, *self.quotas) if n)
 
 
 @dataclass(slots=True)
@@ -90,6 +90,22 @@ class Source:
             orphans=raw.s_orphan_file_inum if sb.compat & c.COMPAT_ORPHAN_FILE else 0,
             quotas=[raw.s_usr_quota_inum, raw.s_grp_quota_inum, raw.s_prj_quota_inum] if quota else [],
         )
+
+    def own_blocks(self, ino: int) -> int:
+        """Return how many blocks one of the volume's own inodes has: without a hole, as many as its size says.
+
+        CorruptImage.
+        """
+        record = self.volume.inode(ino)
+        count = 0
+        for run in self.volume.map(record)[0]:
+            if run.logical != count:
+                break
+            count += run.count
+        if record.fields.i_mode >> 12 != c.S_IFREG >> 12 or -(-record.size // self.block_size) != count or not count:
+            what = f"has {count} blocks and a size of {record.size} bytes"
+            raise CorruptImage(what, where=f"{self.where}: inode {ino}, the volume's own", hint=_FSCK)
+        return count
 
     def used_inodes(self) -> array[int]:
         """Return the numbers of the inodes in use, by the bitmaps. CorruptImage."""
@@ -185,7 +201,7 @@ def inline_areas(record: InodeRecord, where: str) -> list[tuple[int, int]]:
     return areas
 
 
-def survey(source: Source) -> Survey:
+def explore(source: Source) -> Survey:
     """Look at every inode and walk the tree.
 
     CorruptImage for what e2fsck would have to repair: names of inodes that are not in use, inodes without a name, wrong

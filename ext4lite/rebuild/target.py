@@ -16,6 +16,7 @@ _PIECE = 64 << 10
 _ZEROS = bytes(_PIECE)
 _PROBE = _ZEROS[:32]
 _LOOK_FOR_HOLES = 1 << 20
+_NEAR = 64 << 10
 
 
 class OutOfSpace(Exception):
@@ -113,6 +114,21 @@ class Output:
             self._small = small = bytearray()
             self._small_at = offset
         small += data
+
+    def expect(self, runs: list[tuple[int, int]], block_size: int) -> None:
+        """Let the host begin to read runs (first block, count; ascending) that will be copied soon.
+
+        Long ones it reads ahead by itself; short ones, here and there, it would wait for one after the other.
+        """
+        at = length = 0
+        for block, count in (*runs, (1 << 62, 0)):
+            start, size = block * block_size, count * block_size
+            if length and start <= at + length + _NEAR and length < _LOOK_FOR_HOLES:
+                length = max(length, start + size - at)
+                continue
+            if 0 < length < _LOOK_FOR_HOLES:
+                self._source.prefetch(at, length)
+            at, length = start, size
 
     def copy(self, start: int, offset: int, length: int) -> None:
         """Copy bytes from byte ``start`` of the old image to byte ``offset`` of the new one."""

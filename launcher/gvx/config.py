@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from gvx.errors import ConfigError
 
@@ -26,6 +26,8 @@ MIN_MEMORY = 64 << 20
 """Below this the guest kernel itself has no room to work in."""
 
 NetworkMode = Literal["nat", "none"]
+Durability = Literal["process", "host"]
+"""What a guest's fsync survives: a killed episode, or the loss of the host, too."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,13 +40,18 @@ class Resources:
 
 @dataclass(slots=True, frozen=True)
 class Mount:
-    """A volume (``source``: an ext4 image) or an empty tmpfs (``size_bytes`` 0: no limit) at ``destination``."""
+    """A volume (``source``: an ext4 image) or an empty tmpfs (``size_bytes`` 0: no limit) at ``destination``.
+
+    ``durability`` is a volume's: with "process" what the guest has fsynced survives whatever happens to the episode,
+    with "host" the loss of the host as well, at the price of its fdatasync.
+    """
 
     kind: Literal["volume", "tmpfs"]
     destination: str
     source: Path | None = None
     readonly: bool = False
     size_bytes: int = 0
+    durability: Durability = "process"
 
 
 @dataclass(slots=True, frozen=True)
@@ -174,9 +181,11 @@ def parse_mount(text: str) -> Mount:
     """Turn ``type=volume,src=EP.ext4,dst=DIR[,readonly]`` or ``type=tmpfs,dst=DIR[,tmpfs-size=64m]`` into a Mount.
 
     Docker's own syntax: one line of CSV (so a value with a comma is quoted), keys ``type``, ``source|src``,
-    ``destination|dst|target``, ``readonly|ro[=true|false]``. The type is ``volume`` when left out.
+    ``destination|dst|target``, ``readonly|ro[=true|false]``. The type is ``volume`` when left out. ``durability`` is
+    ours.
     """
     kind, source, destination, readonly, size = "volume", "", "", False, 0
+    durability: str | None = None
     for part in next(csv.reader([text], strict=True), []):
         key, equals, value = part.partition("=")
         match key.lower():
@@ -190,6 +199,8 @@ def parse_mount(text: str) -> Mount:
                 readonly = _parse_bool(value if equals else "true", text)
             case "tmpfs-size":
                 size = parse_size(value)
+            case "durability":
+                durability = value
             case _:
                 raise ConfigError(f"unknown key {key!r}", where=f"--mount {text}")
     if not destination.startswith("/"):
@@ -200,12 +211,27 @@ def parse_mount(text: str) -> Mount:
     if kind == "tmpfs":
         if source:
             raise ConfigError("a tmpfs has no src=", where=f"--mount {text}")
+        if durability is not None:
+            raise ConfigError("a tmpfs has no durability=", where=f"--mount {text}")
         return Mount("tmpfs", destination, readonly=readonly, size_bytes=size)
     if kind != "volume":
         raise ConfigError(f"unknown type {kind!r}", where=f"--mount {text}", hint="volume or tmpfs")
     if not source:
         raise ConfigError("src= must name an ext4 image", where=f"--mount {text}", hint="make one with ext4lite clone")
-    return Mount("volume", destination, source=Path(source).absolute(), readonly=readonly)
+    return Mount(
+        "volume",
+        destination,
+        source=Path(source).absolute(),
+        readonly=readonly,
+        durability=_parse_durability("process" if durability is None else durability, text),
+    )
+
+
+def _parse_durability(text: str, where: str) -> Durability:
+    for known in get_args(Durability):
+        if text == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f"unknown durability {text!r}", where=f"--mount {where}", hint="process or host")
 
 
 def _parse_bool(text: str, where: str) -> bool:

@@ -95,7 +95,13 @@ def build_spec(config: Config, image: ImageConfig, fds: Descriptors, *, id: str,
     for mount in config.mounts:
         if mount.kind == "volume":
             mounts.append(
-                {"kind": "volume", "fd": next(volumes), "destination": mount.destination, "readonly": mount.readonly}
+                {
+                    "kind": "volume",
+                    "fd": next(volumes),
+                    "destination": mount.destination,
+                    "readonly": mount.readonly,
+                    "durability": mount.durability,
+                }
             )
         else:
             mounts.append(

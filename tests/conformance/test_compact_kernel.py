@@ -203,7 +203,21 @@ def test_quota_files_follow_the_blocks(tmp_path: Path) -> None:
         (source / f"f{i}").write_bytes(b"f" * 4096)
         os.chown(source / f"f{i}", i % 5 * 1000, i % 3)
     (tmp_path / "new").write_bytes(os.urandom(150 * 4096))
-    run(tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", "4096", "-O", "quota,project,^has_journal", "-d", source, image, "8M")
+    run(
+        tool("mke2fs"),
+        "-q",
+        "-F",
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-O",
+        "quota,project,^has_journal",
+        "-d",
+        source,
+        image,
+        "8M",
+    )
     requests = [f"rm f{i}" for i in range(0, 1500, 2)]
     requests += [f"write {tmp_path / 'new'} new{i}" for i in range(4)]
     requests += [f"sif new{i} uid {i * 1000}" for i in range(4)]
@@ -241,6 +255,17 @@ def test_a_sparse_volume_of_a_tebibyte(tmp_path: Path) -> None:
     with mounted(tmp_path / "target", mnt) as root:
         (root / "more").write_bytes(b"m" * MIB)
         assert (root / "sparse").stat().st_size == (1 << 40) + 20_005
+
+
+def test_a_list_of_bad_blocks_becomes_empty(tmp_path: Path) -> None:
+    """They were blocks of a disk; the new volume's file has none."""
+    image, bad = tmp_path / "image", tmp_path / "bad"
+    bad.write_text("9000\n9001\n12000\n")
+    run(tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", "1024", "-l", bad, image, "32M")
+    assert "9000" in run(tool("dumpe2fs"), "-b", image)
+    compact(image)
+    fsck(image)
+    assert run(tool("dumpe2fs"), "-b", image).strip() == ""
 
 
 def test_free_space_is_no_data_of_the_host(tmp_path: Path) -> None:

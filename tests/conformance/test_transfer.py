@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from ext4lite.copyout import CopyOut
 from ext4lite.mkfs import mkfs
-from ext4lite.transfer import CopyIn, CopyOut
+from ext4lite.transfer import CopyIn
 from ext4lite.volume import Volume
 from support.ext4_judges import assert_same, fill, fsck, mounted, ours
 from support.kernel_manifest import manifest as kernel_manifest

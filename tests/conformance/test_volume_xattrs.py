@@ -13,6 +13,7 @@ import pytest
 
 from ext4lite.errors import NoRoomForAttribute, NotPermitted
 from ext4lite.mkfs import mkfs
+from ext4lite.recover import recover
 from ext4lite.volume import Volume
 from ext4lite.writer import WritableVolume
 from support.ext4_judges import debugfs, fsck, mounted, run, tool
@@ -117,6 +118,32 @@ def test_equal_values_share_an_inode(tmp_path: Path) -> None:
         v.unlink("/a")
         v.unlink("/c")
         assert v.statfs().free_inodes > before.free_inodes
+    fsck(image)
+
+
+@pytest.mark.parametrize("options", [*PROFILES.values(), "-t ext4 -b 4096 -O ea_inode,orphan_file"])
+def test_values_of_what_was_open_when_the_system_went_down(tmp_path: Path, options: str) -> None:
+    """Recovery deletes the file and its own values; those it shared stay with the other one."""
+    image = tmp_path / "image"
+    make(image, options)
+    v = Volume.open(image, mode="rw")
+    empty = v.statfs()
+    file = v.open_file("/f", create=True)
+    file.pwrite(b"x" * 9000, 0)
+    other = v.create("/g")
+    for ino in (file.ino, other):
+        v.set_xattr(ino, b"user.large", VALUES[-1])
+        v.set_xattr(ino, b"user.middle", VALUES[1][:700])
+    v.set_xattr(file.ino, b"user.own", VALUES[-2])
+    v.unlink("/f")
+    v.sync()
+    v.abandon()
+    assert recover(image).orphans_deleted == 1
+    fsck(image)
+    with Volume.open(image, mode="rw") as v:
+        assert v.xattrs(v.resolve("/g"))[b"user.large"] == VALUES[-1]
+        v.unlink("/g")
+        assert v.statfs() == empty
     fsck(image)
 
 

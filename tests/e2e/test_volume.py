@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.conftest import User, is_root, wait_for
+from e2e.conftest import User, descendants, is_root, wait_for
 
 from gvx.residue import left_behind
 
@@ -274,7 +274,7 @@ def test_a_volume_has_one_user(user: User, volume: Path) -> None:
     assert on(user, volume, "true").returncode == 0
 
 
-def test_a_killed_episodes_volume_is_refused_until_it_is_repaired(user: User, volume: Path) -> None:
+def test_a_killed_episodes_volume_is_recovered_by_the_next(user: User, volume: Path) -> None:
     mount = ("--mount", f"src={volume},dst=/v", "--net", "none")
     process = user.start(
         "run", *mount, "--entrypoint", "", "docker:dind", "sh", "-c", "echo x > /v/f; sync; echo ready; sleep 1000"
@@ -284,11 +284,46 @@ def test_a_killed_episodes_volume_is_refused_until_it_is_repaired(user: User, vo
     process.kill()
     process.communicate(timeout=30)
     wait_for(lambda: not volume.with_name("volume.ext4.lock").exists())
-    done = on(user, volume, "true")
-    assert done.returncode == 125, "an unclean volume was mounted"
-    assert str(volume) in done.stderr
-    subprocess.run(["e2fsck", "-fy", volume], stdout=subprocess.DEVNULL, check=False)
+    shown = ext4lite(user, "inspect", "--json", str(volume))
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["state"] == "needs recovery"
+    copy = user.home / "copy.ext4"
+    cloned = ext4lite(user, "clone", str(volume), str(copy))
+    assert cloned.returncode == 4, "a clone was made of a volume that needs recovery"
+    assert "ext4lite recover" in cloned.stderr
+    refused = on(user, volume, "cat", "/v/f", options=",readonly")
+    assert refused.returncode == 125, "recovered without writing"
+    subprocess.run(["cp", "--sparse=always", "--preserve=ownership,mode", volume, copy], check=True)
+    recovered = ext4lite(user, "recover", str(copy))
+    assert recovered.returncode == 0, recovered.stderr
+    assert_clean(copy)
+    assert manifest(user, copy)["/f"]["size"] == 2
+    copy.unlink()
     assert on(user, volume, "cat", "/v/f").stdout == "x\n"
+    assert_clean(volume)
+
+
+def test_durability_is_a_choice(user: User, volume: Path) -> None:
+    """The host sees an fdatasync for each of the guest's fsyncs with ``host``, and none with ``process``."""
+    if not is_root() or shutil.which("strace") is None:
+        pytest.skip("needs root and strace")
+    script = "for i in 1 2 3 4 5; do dd if=/dev/zero of=/v/$i bs=4k count=1 conv=fsync 2>/dev/null; done; echo done"
+    counts = {}
+    for durability in ("process", "host"):
+        mount = f"src={volume},dst=/v,durability={durability}"
+        words = ["run", "--mount", mount, "--net", "none", "--entrypoint", "", "docker:dind"]
+        process = user.start(*words, "sh", "-c", "read x; " + script, stdin=subprocess.PIPE)
+        while len(below := descendants(process.pid)) < 2:
+            time.sleep(0.01)
+        time.sleep(1)
+        watch = ["strace", "-fqq", "-e", "trace=fdatasync,fsync", "-p", str(below[1])]
+        tracer = subprocess.Popen(watch, stderr=subprocess.PIPE, text=True)
+        time.sleep(1)
+        out, stderr = process.communicate(b"go\n", timeout=60)
+        assert out == b"done\n", stderr
+        counts[durability] = tracer.communicate(timeout=30)[1].count("fdatasync(")
+        assert_clean(volume)
+    assert counts["process"] == 0 and counts["host"] >= 10, counts
 
 
 def test_what_is_no_volume_is_refused(user: User) -> None:

@@ -7,7 +7,6 @@ run of the same; what it found is kept as examples here or as tests of its own.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_whole_images_are_read(sample: Sample, name: str) -> None:
     assert survive(sample.data, sample.directory, name, writing=False) == ""
 
 
-@settings(max_examples=18, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=24, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     changes=st.lists(CHANGE, min_size=1, max_size=3),
     fixed=st.sampled_from((True, True, True, False)),
@@ -61,14 +60,11 @@ def test_changed_structures(
 
 
 @pytest.mark.parametrize("cut", [0, 1023, 1024, 2047, 70_000, 2 << 20, (5 << 20) - 1])
-def test_a_cut_image(tmp_path: Path, cut: int, request: pytest.FixtureRequest) -> None:
-    sample: Sample = request.getfixturevalue("sample")
-    if sample.name != "crashed":
-        pytest.skip("one image is enough")
+def test_a_cut_image(maps: Sample, tmp_path: Path, cut: int) -> None:
     for name in READERS:
-        survive(sample.data[:cut], tmp_path, name, writing=False)
+        assert survive(maps.data[:cut], tmp_path, name, writing=False) in ("CorruptImage", "CommandFailed")
     for name in WRITERS:
-        survive(sample.data[:cut], tmp_path, name, writing=True)
+        assert survive(maps.data[:cut], tmp_path, name, writing=True) in ("CorruptImage", "CommandFailed")
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ class Recording:
         """See Blocks."""
         return self.below.read(block, count)
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """See Blocks."""
         self.events.append((block * self.block_size, bytes(data)))
         self.below.write(block, data)
@@ -163,6 +163,8 @@ class Story:
     start: list[Op]
     """Those before the recording."""
     counts: dict[str, int]
+    log_super: int = -1
+    """Byte of the image where the log's superblock lies."""
 
     def __post_init__(self) -> None:
         self._index: dict[int, list[int]] = {}
@@ -170,11 +172,16 @@ class Story:
             self._index.setdefault(state, []).append(number)
 
     def places(self, count: int, r: random.Random) -> list[int]:
-        """Choose where to cut, in order; half of them just before a flush, where most is in doubt."""
+        """Choose where to cut, in order.
+
+        A third of them is anywhere, a third just before a flush, where most is in doubt, and a third there after the
+        log's superblock has changed: that happens seldom, and much depends on it.
+        """
         flushes = [i for i, e in enumerate(self.events) if e is None and i]
-        before_flush = r.sample(flushes, min(count // 2, len(flushes)))
-        others = r.sample(range(1, len(self.events) + 1), min(count, len(self.events)))
-        return sorted([*before_flush, *others[: count - len(before_flush)]])
+        changed = [i for i, e in enumerate(self.events) if e is not None and e[0] == self.log_super]
+        after = [f for i in changed for f in [f for f in flushes if f > i][:2]]
+        out = r.choices(after, k=count // 3) + r.choices(flushes, k=count // 3)
+        return sorted(out + [r.randrange(1, len(self.events) + 1) for _ in range(count - len(out))])
 
     @property
     def writes(self) -> int:
@@ -252,6 +259,8 @@ def record(
     side, events = _Side(volume), made[0].events
     stage = Stage(model, r, volume.block_size, extents="ext3" not in work.options)
     story = Story(work, before, events, [_hash(model.tree())], [0], [], [], past or [], {})
+    assert volume.journal is not None
+    story.log_super = volume.journal.log.physical(0) * volume.block_size
     safe: set[Node] = {node for _, node in model.walk()}
     sequence = _sequence(volume)
     counted = done = 0
@@ -397,7 +406,7 @@ class _Reversible(Recording):
         super().__init__(below, events)
         self._disk = disk
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         self.events.append((block * self.block_size, bytes(data)))
         self._disk.write(block * self.block_size, bytes(data))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ext4lite.checksum import superblock_checksum
 from ext4lite.extents import Extent
-from ext4lite.jbd2.log import Log, super_checksum
+from ext4lite.jbd2.log import FileBlocks, Log, super_checksum
 from ext4lite.jbd2.recovery import replay
 from ext4lite.jbd2.transaction import Journal
 from ext4lite.layout import constants as c
-from ext4lite.layout._codecs import JournalSuperBlock
+from ext4lite.layout._codecs import GroupDesc, JournalSuperBlock, SuperBlock
+from ext4lite.volume import Volume
 
 SECTOR = 512
 UUID = bytes(range(16))
@@ -30,7 +35,7 @@ class Trace:
         """See Blocks."""
         return bytes(self.data[block * self.block_size : (block + count) * self.block_size])
 
-    def write(self, block: int, data: bytes) -> None:
+    def write(self, block: int, data: bytes | memoryview) -> None:
         """See Blocks."""
         self.data[block * self.block_size : block * self.block_size + len(data)] = data
         self.events.append((block, bytes(data)))
@@ -93,3 +98,45 @@ def recovered(device: Trace, runs: list[Extent]) -> bytes:
     for number, data in found.blocks.items():
         out[number * device.block_size : (number + 1) * device.block_size] = data
     return bytes(out)
+
+
+def fill_journal(path: Path, *, journal_mib: int = 64, volume_mib: int = 0, seed: int = 1) -> int:
+    """Make a volume whose journal is full of committed transactions that are not in place; return their blocks.
+
+    They change free blocks, some of them several times, in no order, so that what is replayed harms nobody and e2fsck
+    is content. For benchmarks of recovery, too.
+    """
+    size = 4096
+    mke2fs = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", str(size), "-J", f"size={journal_mib}", str(path)]
+    env = {**os.environ, "PATH": f"/usr/sbin:/sbin:{os.environ.get('PATH', '')}"}
+    subprocess.run([*mke2fs, f"{volume_mib or 16 * journal_mib}M"], check=True, env=env, capture_output=True)
+    with Volume.open(path) as volume:
+        runs = volume.extents(c.JOURNAL_INO)
+        per = volume.super.raw.s_blocks_per_group
+        empty = [g for g in range(volume.super.groups) if _free_blocks(volume.group(g)) == per]
+    fd = os.open(path, os.O_RDWR)
+    try:
+        blocks = FileBlocks(fd, size, str(path))
+        journal = Journal.open(blocks, runs, str(path))
+        r = random.Random(seed)
+        noise = r.randbytes(1 << 20)
+        total = 0
+        room = journal.log.last - journal.log.first
+        while room - total - total // 200 > 1500:
+            with journal.begin() as h:
+                for _ in range(min(1000, journal.most_changes)):
+                    at = r.randrange((1 << 20) - size)
+                    h.write(r.choice(empty) * per + r.randrange(per), noise[at : at + size])
+            total += len(journal._running)
+            journal.commit()
+        super_block = SuperBlock.unpack(os.pread(fd, c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET))
+        super_block.s_feature_incompat |= c.INCOMPAT_RECOVER
+        super_block.s_checksum = superblock_checksum(super_block.pack())
+        os.pwrite(fd, super_block.pack(), c.SUPERBLOCK_OFFSET)
+    finally:
+        os.close(fd)
+    return total
+
+
+def _free_blocks(desc: GroupDesc) -> int:
+    return desc.bg_free_blocks_count_lo | desc.bg_free_blocks_count_hi << 16

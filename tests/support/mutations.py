@@ -181,14 +181,14 @@ MUTATIONS = {
     # -- recovery
     "recovery moves the tail before blocks are in place": Mutation(
         _R,
-        "    write_back(blocks, overlay.everything())\n    blocks.flush()\n",
+        "    for batch in brought.blocks.batches(_BATCH):\n",
         "    log.write_super(start=brought.head, sequence=brought.end)\n    blocks.flush()\n"
-        "    write_back(blocks, overlay.everything())\n    blocks.flush()\n",
+        "    for batch in brought.blocks.batches(_BATCH):\n",
     ),
     "recovery does not flush before it moves the tail": Mutation(
         _R,
-        "    write_back(blocks, overlay.everything())\n    blocks.flush()\n",
-        "    write_back(blocks, overlay.everything())\n",
+        "    write_back(blocks, overlay.dirty)\n    blocks.flush()\n",
+        "    write_back(blocks, overlay.dirty)\n",
     ),
     "recovery clears RECOVER with the blocks": Mutation(_R, "        _set_recover(overlay, True)\n", "        pass\n"),
     "recovery leaves orphans": Mutation(

@@ -81,14 +81,14 @@ def large_directory(s: Stage) -> Iterator[Op]:
 
 
 def large_directory_goes(s: Stage) -> Iterator[Op]:
-    """A directory of more blocks than one revoke block can name is emptied and removed; data comes in their places."""
+    """A directory of very many blocks is emptied and removed; data comes in their places."""
     top = b"/goes"
     yield s.room(top)
     while True:
         base, path = s.name(top), s.name(top)
         yield "create", base, 0o600
         yield "mkdir", path, 0o755
-        for _ in range(320):
+        for _ in range(430):
             yield "link", base, s.name(path, 240)
         yield ("sync",)
         for child in s.below(path):

@@ -37,6 +37,7 @@ from support.rebuilt import kept_of_inodes, kept_of_super
 from support.samples import build_sample
 
 MIB = 1 << 20
+_KILLS = 10
 
 
 @pytest.fixture
@@ -182,7 +183,9 @@ def test_a_directorys_files_lie_together(tmp_path: Path) -> None:
         b.finish()
     compact(image)
     with Volume.open(image) as volume:
-        starts = [[volume.extents(n)[0].physical for _, n in volume.walk(volume.lookup(f"/d{d}"))] for d in range(5)]
+        starts = [
+            [volume.extents(n)[0].physical for _, n in volume.walk(volume.lookup(f"/d{d}") or 0)] for d in range(5)
+        ]
         of_dirs = [volume.extents(volume.lookup(f"/d{d}") or 0)[0].physical for d in range(5)]
     assert all(sorted(s) == s for s in starts)
     assert [s for group in starts for s in group] == sorted(s for group in starts for s in group)
@@ -344,11 +347,50 @@ def test_what_replaces_a_file_holds_its_lock(image: Path, tmp_path: Path) -> Non
     os.close(fd)
 
 
+def test_no_write_is_lost_beside_compactions(tmp_path: Path) -> None:
+    """One process writes, another compacts, both as soon as they can: each file that was made is there at the end."""
+    image = tmp_path / "image"
+    mkfs(image, size=8 * MIB, journal_size=0)
+    code = (
+        "import sys, time; from ext4lite.compact import compact; from ext4lite.errors import VolumeBusy\n"
+        "end, done = time.monotonic() + 60, 0\n"
+        "print('ready', flush=True)\n"
+        "while time.monotonic() < end and not sys.argv[2] in open(sys.argv[3]).read():\n"
+        "    try: compact(sys.argv[1], size=8 << 20); done += 1\n"
+        "    except VolumeBusy: time.sleep(0.001)\n"
+        "print(done)"
+    )
+    flag = tmp_path / "flag"
+    flag.touch()
+    words = [sys.executable, "-c", code, image, "stop", flag]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        made, end = 0, time.monotonic() + 50
+        while made < 60 and time.monotonic() < end:
+            try:
+                with Volume.open(image, mode="rw") as volume:
+                    volume.pwrite(volume.create(f"/f{made}"), 0, b"%d" % made)
+                made += 1
+                time.sleep(0.002)
+            except VolumeBusy:
+                time.sleep(0.001)
+        flag.write_text("stop")
+        compactions = int(other.stdout.read())
+    assert made > 10
+    assert compactions > 3
+    fsck(image)
+    with Volume.open(image) as volume:
+        assert [volume.read(volume.lookup(f"/f{i}") or 0, 0, 9) for i in range(made)] == [
+            b"%d" % i for i in range(made)
+        ]
+
+
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """The name is the old volume's or the new one's, whole; nobody holds a lock; nothing else is left."""
     image, old = tmp_path / "work" / "image", tmp_path / "old"
     image.parent.mkdir()
-    build_sample(old, many=200)
+    build_sample(old, size=48 * MIB, many=50)
     fsck(old)
     content, size, r = ours(old), old.stat().st_size, random.Random(1)
     seen = set()
@@ -357,12 +399,12 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     image.write_bytes(old.read_bytes())
     subprocess.run([*command, image], check=True, capture_output=True)
     whole = time.monotonic() - begin
-    for i in range(16):
+    for i in range(_KILLS):
         image.unlink(missing_ok=True)
         with image.open("wb") as f:
             f.write(old.read_bytes())
         child = subprocess.Popen([*command, image], stdout=subprocess.DEVNULL)
-        time.sleep(whole * (0.25 + 0.75 * (i + r.random()) / 16))
+        time.sleep(whole * (0.25 + 0.75 * (i + r.random()) / _KILLS))
         child.send_signal(signal.SIGKILL)
         child.wait()
         seen.add(image.stat().st_size == size)

@@ -120,6 +120,76 @@ def test_a_holder_without_a_record_is_found_by_a_command(image: Path, tmp_path: 
         child.communicate()
 
 
+_READER = """
+import sys
+from ext4lite.volume import Volume
+with Volume.open(sys.argv[1]):
+    print('open', flush=True)
+    sys.stdin.read()
+"""
+
+
+def _run_reader(image: Path, *before: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [*before, sys.executable, "-c", _READER, str(image)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    return child
+
+
+def test_readers_are_named(image: Path) -> None:
+    """One, two, many; a record that a writer left is not theirs, however alive the process is that it names."""
+    readers = [_run_reader(image)]
+    record_path(image).write_text(json.dumps({"pid": os.getpid(), "command": "somebody-else", "since": 0}))
+    try:
+        with pytest.raises(VolumeBusy, match=rf"in use by python\S* \(pid {readers[0].pid}\), for reading"):
+            Volume.open(image, mode="rw")
+        readers.append(_run_reader(image))
+        with pytest.raises(VolumeBusy, match=r"in use by .* and .* \(pid \d+\), for reading"):
+            open_for_guest(image)
+        readers.append(_run_reader(image))
+        with pytest.raises(VolumeBusy, match=r"in use by .* \(pid \d+\) and 2 others, for reading"):
+            open_for_guest(image)
+    finally:
+        for child in readers:
+            child.communicate()
+        record_path(image).unlink()
+    open_for_guest(image).close()
+
+
+def test_a_number_used_again_is_not_the_holder(image: Path) -> None:
+    """The record of a process that was killed, whose number another process has by now."""
+    with open_for_guest(image) as guest:
+        record = json.loads(record_path(image).read_text())
+        record_path(image).write_text(json.dumps(record | {"started": record["started"] - 1, "command": "long-gone"}))
+        with pytest.raises(VolumeBusy, match=rf"\(pid {os.getpid()}\)") as caught:
+            Volume.open(image)
+        assert "long-gone" not in str(caught.value)
+        assert guest.path == image
+    record_path(image).unlink(missing_ok=True)
+
+
+@pytest.mark.root
+def test_a_holder_of_another_user_is_told_apart(image: Path, tmp_path: Path) -> None:
+    """An ordinary user cannot look into root's processes, but the record tells."""
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == 0 and above.stat().st_mode & 0o005 != 0o005:
+            above.chmod(above.stat().st_mode | 0o005)
+    image.chmod(0o666)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    look = (
+        "import sys; from ext4lite.blockdev import *\ntry: open_for_guest(sys.argv[1])\nexcept Exception as e: print(e)"
+    )
+    words = [*user, sys.executable, "-c", look, str(image)]
+    with open_for_guest(image, command="gvx-launch"):
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert f"in use by gvx-launch (pid {os.getpid()})" in done.stdout
+    with Volume.open(image):
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert "in use by a process that only root can see, for reading" in done.stdout
+
+
 def test_a_stale_record_does_not_lock(image: Path) -> None:
     record_path(image).write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": 0}))
     with open_for_guest(image):

@@ -36,6 +36,11 @@ def test_committed_blocks_are_replayed(incompat: int) -> None:
     journal.commit()
     with journal.begin() as h:
         h.write(7, b"never" + bytes(1019))
+    log = Log.open(device, runs, "test")
+    (tag, other) = scan(log).transactions[0].tags
+    assert tag.flags & c.JBD2_FLAG_ESCAPE
+    assert not other.flags & c.JBD2_FLAG_ESCAPE
+    assert log.read(tag.at) == bytes(4) + b"x" * 1020, "it does not look like a block of the journal's own"
     after = recovered(device, runs)
     assert after[5 * 1024 : 6 * 1024] == c.JBD2_MAGIC.to_bytes(4, "big") + b"x" * 1020
     assert after[6 * 1024 : 7 * 1024] == b"y" * 1024
@@ -75,6 +80,27 @@ def test_revoked_blocks_are_not(incompat: int) -> None:
     assert after[7 * 1024 :].startswith(b"used")
     journal.checkpoint()
     assert device.read(5).startswith(b"data!"), "the checkpoint forgets it, too"
+
+
+@FEATURES
+def test_more_revocations_than_a_block_holds(incompat: int) -> None:
+    device, runs = fresh(incompat=incompat, blocks=2000, journal=1500)
+    journal = journal_of(device, runs)
+    blocks = range(300)
+    for block in blocks:
+        with journal.begin() as h:
+            h.write(block, b"old!" * 256)
+    journal.commit()
+    for block in blocks:
+        with journal.begin() as h:
+            h.revoke(block)
+    journal.commit()
+    for block in blocks:
+        device.write(block, b"data" * 256)
+    log = Log.open(device, runs, "test")
+    assert [len(t.revokes) for t in scan(log).transactions] == [0, 3 if incompat & c.JBD2_INCOMPAT_64BIT else 2]
+    assert replay(log, volume_blocks=2000).revoked == 300
+    assert recovered(device, runs)[: 300 * 1024] == b"data" * (300 * 256)
 
 
 def test_an_operation_that_fails_leaves_nothing() -> None:

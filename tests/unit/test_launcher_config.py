@@ -83,6 +83,8 @@ def test_environment_words() -> None:
         ("type=volume,src=/a.ext4,destination=/v,readonly", Mount("volume", "/v", Path("/a.ext4"), readonly=True)),
         ("type=volume,src=/a.ext4,dst=/v,ro=true", Mount("volume", "/v", Path("/a.ext4"), readonly=True)),
         ("type=volume,src=/a.ext4,dst=/v,readonly=false", Mount("volume", "/v", Path("/a.ext4"))),
+        ("src=/a.ext4,dst=/v,durability=host", Mount("volume", "/v", Path("/a.ext4"), durability="host")),
+        ("src=/a.ext4,dst=/v,durability=process", Mount("volume", "/v", Path("/a.ext4"))),
         ('type=volume,"src=/a,b.ext4",dst=/v', Mount("volume", "/v", Path("/a,b.ext4"))),
         ("type=tmpfs,dst=/t,tmpfs-size=64m", Mount("tmpfs", "/t", size_bytes=64 << 20)),
     ],
@@ -108,6 +110,9 @@ def test_a_relative_volume_is_found_from_here(tmp_path: Path, monkeypatch: pytes
         "type=tmpfs,src=/a,dst=/v",
         "src=/a,dst=/v,colour=red",
         "src=/a,dst=/v,ro=maybe",
+        "src=/a,dst=/v,durability=disk",
+        "src=/a,dst=/v,durability",
+        "type=tmpfs,dst=/v,durability=host",
         "src=/a,dst=/v/../..",
     ],
 )

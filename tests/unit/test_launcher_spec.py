@@ -111,7 +111,7 @@ def test_the_document() -> None:
         mounts=(
             Mount("volume", "/v", Path("/a")),
             Mount("tmpfs", "/t", size_bytes=9),
-            Mount("volume", "/w", Path("/b"), True),
+            Mount("volume", "/w", Path("/b"), True, durability="host"),
         ),
         publish=(Publish(2375, path=Path("/s")), Publish(80, port=8080)),
     )
@@ -132,9 +132,9 @@ def test_the_document() -> None:
         "hostname": "abc",
         "resources": {"memory_bytes": 4 << 30, "cpus": 2},
         "mounts": [
-            {"kind": "volume", "fd": 6, "destination": "/v", "readonly": False},
+            {"kind": "volume", "fd": 6, "destination": "/v", "readonly": False, "durability": "process"},
             {"kind": "tmpfs", "destination": "/t", "readonly": False, "size_bytes": 9},
-            {"kind": "volume", "fd": 9, "destination": "/w", "readonly": True},
+            {"kind": "volume", "fd": 9, "destination": "/w", "readonly": True, "durability": "host"},
         ],
         "network": {
             "mode": "nat",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ext4lite.cli import progress
 from ext4lite.cli import run as command
 from ext4lite.mkfs import mkfs
 from support.ext4_judges import fsck
@@ -145,3 +147,28 @@ def test_copying_out_follows_no_symlink_of_the_host(image: Path, tmp_path: Path,
     assert victim.read_text() == "keep"
     assert (out / "x").read_text() == "new"
     assert not (out / "x").is_symlink()
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """How much there is to do is only asked where somebody sees the bar; it goes away in the end."""
+    monkeypatch.setattr(progress, "_AFTER", 0.0)
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
+    asked = []
+
+    def total() -> int:
+        asked.append(1)
+        return 200
+
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with progress.steps("removing", total) as add:
+            for _ in range(100):
+                add(1)
+        with progress.steps("removing", total, shown=False) as add:
+            add(1)
+        shown = capsys.readouterr().err
+        assert bool(shown) == terminal
+    assert asked == [1]
+    assert "removing [" in shown
+    assert "50%" in shown
+    assert shown.endswith("\r\x1b[K")

@@ -2,6 +2,7 @@ package ext4
 
 import (
 	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -34,7 +35,20 @@ type allocator struct {
 	freeBlocks uint64
 	freeInodes uint64
 	windows    map[*Inode]struct{} // inodes whose window is not empty
-	discards   []run               // freed since the last Sync
+	dirty      []*group            // groups whose descriptor differs from its buffer
+	freed      []freedRun          // given back by transactions that are not committed yet
+	released   uint64              // the newest transaction of which that is done
+	punch      []run               // to be discarded, then available
+	punching   bool                // somebody does that
+
+	waiting atomic.Int64 // blocks that are free, but not available before the next commit
+}
+
+// freedRun is space that the commit of transaction tid makes available. Until
+// then it is reserved.
+type freedRun struct {
+	tid uint64
+	run
 }
 
 // groupOf gives the group of a block and the block's bit in it.
@@ -217,20 +231,21 @@ func (fs *FS) allocMeta(h *handle, goal uint64) (uint64, error) {
 
 // freeMeta frees one metadata block.
 func (fs *FS) freeMeta(h *handle, blk uint64) error {
-	fs.bufs.forget(blk)
+	h.forget(blk)
 	return fs.freeBlocks(h, run{blk, 1})
 }
 
-// freeBlocks returns blocks to the bitmap.
+// freeBlocks returns blocks to the bitmap. They stay reserved until release says
+// that they may be used again.
 func (fs *FS) freeBlocks(h *handle, r run) error {
 	fs.alloc.mu.Lock()
 	defer fs.alloc.mu.Unlock()
 	if err := fs.setBlocks(h, r, false); err != nil {
 		return err
 	}
-	if !fs.noDiscard {
-		fs.alloc.discards = append(fs.alloc.discards, r)
-	}
+	fs.markReserved(r, true)
+	fs.alloc.waiting.Add(int64(r.n))
+	h.freed = append(h.freed, r)
 	return nil
 }
 
@@ -248,7 +263,7 @@ func (fs *FS) setBlocks(h *handle, r run, used bool) error {
 		if !allState(g.blocks.data, bit, n, !used) {
 			return corruptf("blocks %d+%d: bitmap of group %d disagrees about their use", r.start, n, g.num)
 		}
-		if _, err := h.write(g.blockBitmap); err != nil {
+		if err := fs.writeBlockBitmap(h, g); err != nil {
 			return err
 		}
 		setBits(g.blocks.data, bit, n, used)
@@ -260,55 +275,60 @@ func (fs *FS) setBlocks(h *handle, r run, used bool) error {
 			fs.alloc.freeBlocks += uint64(n)
 			g.longest = fs.sb.groupBlocks(g.num)
 		}
-		g.dirty, g.blocksCsum = true, true
 		r.start += uint64(n)
 		r.n -= n
 	}
 	return nil
 }
 
-// takeDiscards gives the freed runs that are still free and long enough to be
-// worth punching, and forgets the rest. They are reserved meanwhile.
-func (fs *FS) takeDiscards() []run {
+// worthDiscarding tells whether freeing r is reason to punch a hole.
+func (fs *FS) worthDiscarding(r run) bool {
 	const worth = 64 << 10
+	return int(r.n)*fs.sb.blockSize >= worth && !fs.noDiscard.Load()
+}
+
+// reuse makes freed blocks available. A long run is punched out of the device
+// first, in the background. alloc.mu is held.
+func (fs *FS) reuse(r run) {
+	a := &fs.alloc
+	if !fs.worthDiscarding(r) {
+		fs.available(r)
+		return
+	}
+	a.punch = append(a.punch, r)
+	if !a.punching {
+		a.punching = true
+		fs.discards.Add(1)
+		go fs.discard()
+	}
+}
+
+// available ends the wait of a freed run. alloc.mu is held.
+func (fs *FS) available(r run) {
+	fs.markReserved(r, false)
+	fs.alloc.waiting.Add(-int64(r.n))
+}
+
+// discard punches what reuse found. Failure only costs host space.
+func (fs *FS) discard() {
+	defer fs.discards.Done()
 	a := &fs.alloc
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var out []run
-	for _, r := range a.discards {
-		for r.n > 0 {
-			g, bit := fs.groupOf(r.start)
-			n := min(r.n, fs.sb.groupBlocks(g.num)-bit)
-			start := r.start
-			r.start += uint64(n)
-			r.n -= n
-			if g.blocks == nil {
-				continue
+	for len(a.punch) > 0 {
+		r := a.punch[0]
+		a.punch = a.punch[1:]
+		if !fs.noDiscard.Load() && !fs.readOnly.Load() {
+			a.mu.Unlock()
+			err := fs.dev.Discard(int64(r.start)<<fs.sb.blockBits, int64(r.n)<<fs.sb.blockBits)
+			if err != nil {
+				fs.noDiscard.Store(true)
 			}
-			end := bit + n
-			for b := nextClear(g.blocks.data, g.reserved, bit, end); b < end; {
-				e := nextSet(g.blocks.data, g.reserved, b, end)
-				if int(e-b)*fs.sb.blockSize >= worth {
-					d := run{start + uint64(b-bit), e - b}
-					fs.markReserved(d, true)
-					out = append(out, d)
-				}
-				b = nextClear(g.blocks.data, g.reserved, e, end)
-			}
+			a.mu.Lock()
 		}
+		fs.available(r)
 	}
-	a.discards = nil
-	return out
-}
-
-// discard punches what takeDiscards found. Failure only costs host space.
-func (fs *FS) discard() {
-	for _, r := range fs.takeDiscards() {
-		if err := fs.dev.Discard(int64(r.start)<<fs.sb.blockBits, int64(r.n)<<fs.sb.blockBits); err != nil {
-			fs.noDiscard = true
-		}
-		fs.cancel(r)
-	}
+	a.punch, a.punching = nil, false
 }
 
 // allocInode takes a free inode number near its parent. Directories are spread
@@ -366,8 +386,13 @@ func (fs *FS) dirGroup(parent, start uint32) uint32 {
 // takeInode marks a free inode used. alloc.mu is held.
 func (fs *FS) takeInode(h *handle, g *group, bit uint32, dir bool) error {
 	// As the kernel does, a group with inodes in use has a real block bitmap.
-	if err := fs.loadBlockBitmap(g); err != nil {
-		return err
+	if g.flags&bgBlockUninit != 0 {
+		if err := fs.loadBlockBitmap(g); err != nil {
+			return err
+		}
+		if err := fs.writeBlockBitmap(h, g); err != nil {
+			return err
+		}
 	}
 	if fs.hasDescCsum() {
 		if first := fs.sb.inodesPerGroup - g.unused; bit >= first {
@@ -377,7 +402,7 @@ func (fs *FS) takeInode(h *handle, g *group, bit uint32, dir bool) error {
 			g.unused = fs.sb.inodesPerGroup - bit - 1
 		}
 	}
-	if _, err := h.write(g.inodeBitmap); err != nil {
+	if err := fs.writeInodeBitmap(h, g); err != nil {
 		return err
 	}
 	setBits(g.inodes.data, bit, 1, true)
@@ -386,7 +411,6 @@ func (fs *FS) takeInode(h *handle, g *group, bit uint32, dir bool) error {
 	if dir {
 		g.dirs++
 	}
-	g.dirty, g.inodesCsum = true, true
 	return nil
 }
 
@@ -417,7 +441,7 @@ func (fs *FS) freeInode(h *handle, ino uint32, dir bool) error {
 	if !testBit(g.inodes.data, bit) {
 		return corruptf("inode %d: free already in the bitmap of group %d", ino, g.num)
 	}
-	if _, err := h.write(g.inodeBitmap); err != nil {
+	if err := fs.writeInodeBitmap(h, g); err != nil {
 		return err
 	}
 	setBits(g.inodes.data, bit, 1, false)
@@ -427,7 +451,6 @@ func (fs *FS) freeInode(h *handle, ino uint32, dir bool) error {
 	if dir && g.dirs > 0 {
 		g.dirs--
 	}
-	g.dirty, g.inodesCsum = true, true
 	return nil
 }
 

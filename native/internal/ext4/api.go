@@ -10,9 +10,12 @@ type Options struct {
 	Now func() time.Time
 	// CacheBytes bounds the clean metadata blocks kept in memory (32 MiB when 0).
 	CacheBytes int64
-	// Durable makes Sync, Close and Inode.Sync end with the device's Flush. Without
-	// it what was synced survives a killed process, not a lost host.
+	// Durable makes what was synced survive a lost host: the device is flushed where
+	// the journal needs it. Without it only the order of writes is kept, and what was
+	// synced survives a killed process.
 	Durable bool
+	// CommitInterval is the age at which changes are committed without a Sync (5 s when 0).
+	CommitInterval time.Duration
 	// NoDiscard keeps freed space allocated in the host file.
 	NoDiscard bool
 	// BeforeFree is called when blocks have left the map of ino at file bytes

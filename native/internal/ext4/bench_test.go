@@ -80,3 +80,23 @@ func BenchmarkAppend4K(b *testing.B) {
 	f.DecRef()
 	must(b, fs.Close())
 }
+
+// BenchmarkFsync writes a block to a file and syncs it, as a database does.
+func BenchmarkFsync(b *testing.B) {
+	for _, durable := range []bool{false, true} {
+		b.Run(map[bool]string{false: "process", true: "host"}[durable], func(b *testing.B) {
+			img := mkfsProfile(b, 1<<30)
+			fs := open(b, img, Options{Durable: durable})
+			f := mkfile(b, fs.Root(), "f", nil)
+			p := make([]byte, 4096)
+			for n := 0; b.Loop(); n++ {
+				_, err := f.WriteAt(p, int64(n%1000)*4096)
+				must(b, err)
+				must(b, f.Touch(SetMtime))
+				must(b, f.Sync(false))
+			}
+			f.DecRef()
+			must(b, fs.Close())
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"gvx.dev/gvx/native/internal/blockdev"
+	"gvx.dev/gvx/native/internal/jbd2"
 )
 
 // A buffer is one metadata block in memory. Its bytes are guarded by the lock of
@@ -17,8 +18,10 @@ type buffer struct {
 	load  sync.Once
 	err   error         // result of load
 	kind  atomic.Uint32 // kind… the bytes were verified as; 0: not yet
-	dirty bool          // guarded by bufferCache.mu; a dirty buffer is never evicted
-	pin   bool          // guarded by bufferCache.mu; a pinned one neither
+	jb    jbd2.Block    // the buffer as the journal sees it; its Data are data
+	held  atomic.Int32  // raised below bufferCache.mu: about to become the journal's
+	dirty bool          // guarded by bufferCache.mu: without a journal, flush writes it
+	pin   bool          // guarded by bufferCache.mu: stays for good
 	used  bool          // guarded by bufferCache.mu: touched since the last eviction round
 }
 
@@ -36,7 +39,7 @@ const (
 type bufferCache struct {
 	dev       blockdev.Device
 	blockSize int
-	limit     int // clean, unpinned buffers kept
+	limit     int // buffers kept that are neither pinned nor differ from the device
 
 	mu      sync.Mutex
 	blocks  map[uint64]*buffer
@@ -59,6 +62,7 @@ func (c *bufferCache) get(blk uint64) *buffer {
 			c.evictAt = max(c.limit, len(c.blocks)-len(c.dirty)+c.limit/4)
 		}
 		b = &buffer{blk: blk}
+		b.jb.Number = blk
 		c.blocks[blk] = b
 	}
 	b.used = true
@@ -71,7 +75,7 @@ func (c *bufferCache) evict() {
 	want := len(c.blocks) - len(c.dirty) - c.limit*3/4
 	for round := 0; round < 2 && want > 0; round++ {
 		for blk, b := range c.blocks {
-			if b.dirty || b.pin {
+			if b.dirty || b.pin || b.held.Load() != 0 || b.jb.Busy() {
 				continue
 			}
 			if b.used && round == 0 {
@@ -92,6 +96,7 @@ func (c *bufferCache) fill(b *buffer) error {
 		if _, err := c.dev.ReadAt(b.data, int64(b.blk)*int64(c.blockSize)); err != nil {
 			b.err = fmt.Errorf("ext4: metadata block %d: %w", b.blk, err)
 		}
+		b.jb.Data = b.data
 	})
 	if b.err != nil {
 		c.mu.Lock()
@@ -120,7 +125,17 @@ func (c *bufferCache) readPinned(blk uint64) (*buffer, error) {
 	return b, c.fill(b)
 }
 
-// write gives the block for changing: it is dirty from now on. Only handles call it.
+// hold is read of a block that is about to become the journal's: until the caller
+// lowers held it stays in the cache.
+func (c *bufferCache) hold(blk uint64) (*buffer, error) {
+	c.mu.Lock()
+	b := c.get(blk)
+	b.held.Add(1)
+	c.mu.Unlock()
+	return b, c.fill(b)
+}
+
+// write gives the block for changing, without a journal: it is dirty from now on. Only handles call it.
 func (c *bufferCache) write(blk uint64) (*buffer, error) {
 	c.mu.Lock()
 	b := c.get(blk)
@@ -136,25 +151,42 @@ func (c *bufferCache) write(blk uint64) (*buffer, error) {
 
 // create gives a zeroed block for filling, without reading what was there.
 func (c *bufferCache) create(blk uint64) *buffer {
-	return c.put(blk, make([]byte, c.blockSize), false)
+	return c.put(blk, make([]byte, c.blockSize), bufDirty)
 }
 
+// What put makes of a block, apart from its contents.
+const (
+	bufDirty  = iota
+	bufHeld   // as after hold
+	bufPinned // it differs from the device and nobody needs to know yet
+)
+
 // put makes data the contents of a block.
-func (c *bufferCache) put(blk uint64, data []byte, pin bool) *buffer {
-	b := &buffer{blk: blk, data: data, dirty: true, pin: pin, used: true}
+func (c *bufferCache) put(blk uint64, data []byte, as int) *buffer {
+	b := &buffer{blk: blk, data: data, used: true, dirty: as == bufDirty, pin: as == bufPinned}
+	b.jb.Number, b.jb.Data = blk, data
+	if as == bufHeld {
+		b.held.Store(1)
+	}
 	b.load.Do(func() {})
 	c.mu.Lock()
-	c.blocks[blk], c.dirty[blk] = b, b
+	c.blocks[blk] = b
+	if b.dirty {
+		c.dirty[blk] = b
+	}
 	c.mu.Unlock()
 	return b
 }
 
-// forget drops a freed block so that it never overwrites what comes after it.
-func (c *bufferCache) forget(blk uint64) {
+// forget drops a freed block so that it never overwrites what comes after it,
+// and gives the buffer it had, if any.
+func (c *bufferCache) forget(blk uint64) *buffer {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.blocks[blk]
 	delete(c.blocks, blk)
 	delete(c.dirty, blk)
-	c.mu.Unlock()
+	return b
 }
 
 // dirtyBytes is the amount of memory that only flush can free.

@@ -155,12 +155,13 @@ func (c *checker) tree(d *Inode) {
 		if e.Type != TypeUnknown && e.Type != i.direntType() {
 			c.say("directory %d: %q is of type %d, inode %d of type %d", d.ino, e.Name, e.Type, i.ino, i.direntType())
 		}
-		if !c.seen[i.ino] {
+		again := c.seen[i.ino]
+		if !again {
 			c.inode(i)
 		} else if i.isDir() {
 			c.say("directory %d has two names", i.ino)
 		}
-		if i.isDir() {
+		if i.isDir() && !again {
 			subdirs++
 			if up, err := i.Parent(); err != nil || up != d.ino {
 				c.say("directory %d: parent is %d, not %d (%v)", i.ino, up, d.ino, err)

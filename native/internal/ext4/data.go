@@ -1,6 +1,7 @@
 package ext4
 
 import (
+	"errors"
 	"syscall"
 )
 
@@ -115,9 +116,13 @@ func (i *Inode) WriteFunc(off, n int64, write func(devOff, fileOff, n int64) err
 		}
 	}
 	done := int64(0)
-	for idle := 0; done < n; {
+	for idle, reclaims := 0, 0; done < n; {
 		m, err := i.writePiece(off+done, n-done, write)
 		done += m
+		if errors.Is(err, syscall.ENOSPC) && reclaims < 2 && i.fs.reclaim() {
+			reclaims++
+			continue
+		}
 		if err != nil {
 			return done, err
 		}
@@ -214,7 +219,7 @@ func (i *Inode) fillHole(off, n int64, e extent, write func(devOff, fileOff, n i
 func (i *Inode) mapRun(e extent, size int64) (bool, error) {
 	fs := i.fs
 	r := run{e.phys, e.n}
-	h, err := fs.begin()
+	h, err := fs.begin(dataCredits)
 	if err != nil {
 		fs.cancel(r)
 		return false, err
@@ -264,7 +269,7 @@ func (i *Inode) fillUnwritten(off, n int64, e extent, write func(devOff, fileOff
 	if err == nil {
 		err = write(int64(e.phys)<<bits+skip, off, n)
 	}
-	h, herr := fs.begin()
+	h, herr := fs.begin(dataCredits)
 	if err == nil {
 		err = herr
 	}
@@ -311,7 +316,7 @@ func (i *Inode) dataGoal(lblk uint32) (goal uint64, appending bool, err error) {
 
 // grow sets i_size to size if that is larger.
 func (i *Inode) grow(size int64) error {
-	h, err := i.fs.begin()
+	h, err := i.fs.begin(inodeCredits)
 	if err != nil {
 		return err
 	}
@@ -416,56 +421,75 @@ func (i *Inode) Truncate(size int64) error {
 	return i.cut(old, size)
 }
 
-// cut sets the size from old down to size and frees the blocks behind it. i.io
-// is held exclusively.
+// cut sets the size from old down to size and frees the blocks behind it. Where
+// that may take several transactions the inode is in the orphan list meanwhile, so
+// that recovery ends what a crash interrupts. i.io is held exclusively.
 func (i *Inode) cut(old, size int64) error {
-	bs := i.fs.BlockSize()
-	h, err := i.fs.begin()
+	fs := i.fs
+	bs := fs.BlockSize()
+	first := uint64(size+bs-1) >> fs.sb.blockBits
+	end := max(uint64(old+bs-1)>>fs.sb.blockBits, first)
+	h, err := fs.begin(freeCredits)
 	if err != nil {
 		return err
 	}
+	fs.orphanMu.Lock()
 	i.mu.Lock()
 	i.setSize(size)
-	freed, err := i.removeRange(h, uint64(size+bs-1)>>i.fs.sb.blockBits, endOfFile)
-	if ferr := i.flush(h); err == nil {
-		err = ferr
+	if nodeDepth(i.root()) > 0 { // else four extents at most
+		err = i.addOrphan(h)
 	}
-	i.pastEnd = false
+	orphan := i.orphan
 	i.mu.Unlock()
-	h.end(err)
+	fs.orphanMu.Unlock()
 	i.ReleaseWindow()
-	from := (size + bs - 1) &^ (bs - 1)
-	return i.release(freed, from, max(old, from)-from, err)
+	for at := first; ; {
+		from := at
+		i.mu.Lock()
+		if err == nil {
+			at, err = i.removeRange(h, from, endOfFile, false)
+		}
+		done := at == endOfFile
+		if done {
+			i.pastEnd = false
+		}
+		if ferr := i.flush(h); err == nil {
+			err = ferr
+		}
+		i.mu.Unlock()
+		if done && orphan && err == nil {
+			fs.orphanMu.Lock()
+			i.mu.RLock()
+			named := i.links() > 0
+			i.mu.RUnlock()
+			if named {
+				err = i.removeOrphan(h)
+			}
+			fs.orphanMu.Unlock()
+		}
+		stop := end
+		if !done {
+			stop = max(at, from)
+		}
+		i.endFreeing(h, from, stop, err)
+		if done || err != nil {
+			return err
+		}
+		if h, err = fs.begin(freeCredits); err != nil {
+			return err
+		}
+	}
 }
 
-// release frees blocks that left the inode's map at bytes [off, off+n), after
-// telling the owner of translations. err is passed through.
-func (i *Inode) release(freed []run, off, n int64, err error) error {
-	if len(freed) == 0 {
-		return err
+// endFreeing ends a handle that has taken the file blocks [from, to) out of i's
+// map. What it freed may be used again after the owner of translations has been told.
+func (i *Inode) endFreeing(h *handle, from, to uint64, err error) {
+	tid := h.close(err)
+	if len(h.freed) > 0 && i.fs.beforeFree != nil {
+		bits := i.fs.sb.blockBits
+		i.fs.beforeFree(i, int64(from)<<bits, int64(to-from)<<bits)
 	}
-	if i.fs.beforeFree != nil {
-		bs := i.fs.BlockSize()
-		i.fs.beforeFree(i, off, (n+bs-1)&^(bs-1))
-	}
-	h, herr := i.fs.begin()
-	if herr != nil {
-		if err == nil {
-			err = herr
-		}
-		return err
-	}
-	var ferr error
-	for _, r := range freed {
-		if e := i.fs.freeBlocks(h, r); e != nil && ferr == nil {
-			ferr = e
-		}
-	}
-	h.end(ferr)
-	if err == nil {
-		err = ferr
-	}
-	return err
+	i.fs.release(tid, h.freed)
 }
 
 // SetSize grows the size to at least size after in-place writes; it never
@@ -542,11 +566,14 @@ func (i *Inode) preallocate(off, n int64) error {
 		if err != nil {
 			return err
 		}
-		r, err := i.fs.reserve(goal, uint32(min(end-at, uint64(e.n), maxUnwritten)), i, false)
-		if err != nil {
+		err = i.fs.again(func() error {
+			r, err := i.fs.reserve(goal, uint32(min(end-at, uint64(e.n), maxUnwritten)), i, false)
+			if err == nil {
+				_, err = i.mapRun(extent{uint32(at), r.n, r.start, true}, 0)
+			}
 			return err
-		}
-		if _, err := i.mapRun(extent{uint32(at), r.n, r.start, true}, 0); err != nil {
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -573,19 +600,26 @@ func (i *Inode) punch(off, n int64) error {
 			return err
 		}
 	}
-	h, err := i.fs.begin()
-	if err != nil {
-		return err
+	bits := i.fs.sb.blockBits
+	for at, stop := uint64(first)>>bits, uint64(last)>>bits; at < stop; {
+		h, err := i.fs.begin(freeCredits)
+		if err != nil {
+			return err
+		}
+		from := at
+		i.mu.Lock()
+		at, err = i.removeRange(h, from, stop, false)
+		if ferr := i.flush(h); err == nil {
+			err = ferr
+		}
+		i.mu.Unlock()
+		i.endFreeing(h, from, max(at, from), err)
+		if err != nil {
+			return err
+		}
 	}
-	i.mu.Lock()
-	freed, err := i.removeRange(h, uint64(first)>>i.fs.sb.blockBits, uint64(last)>>i.fs.sb.blockBits)
-	if ferr := i.flush(h); err == nil {
-		err = ferr
-	}
-	i.mu.Unlock()
-	h.end(err)
 	i.ReleaseWindow()
-	return i.release(freed, first, last-first, err)
+	return nil
 }
 
 // Extents tells where the bytes of [off, off+n) are on the device, in order and
@@ -620,7 +654,10 @@ func (i *Inode) Extents(off, n int64, alloc bool) ([]Extent, error) {
 		var hole bool
 		var err error
 		if alloc {
-			e, err = i.materialise(uint32(at), uint32(min(end-at, maxUnwritten)))
+			err = i.fs.again(func() error {
+				e, err = i.materialise(uint32(at), uint32(min(end-at, maxUnwritten)))
+				return err
+			})
 		} else {
 			i.mu.RLock()
 			e, hole, err = i.find(uint32(at))
@@ -685,7 +722,7 @@ func (i *Inode) tryMaterialise(lblk, n uint32) (extent, bool, error) {
 			return extent{}, false, err
 		}
 	}
-	h, err := i.fs.begin()
+	h, err := i.fs.begin(dataCredits)
 	if err != nil {
 		return extent{}, false, err
 	}

@@ -607,12 +607,8 @@ func (i *Inode) growDir(h *handle, n int) ([]uint32, error) {
 		}
 		if err != nil {
 			if len(out) > 0 {
-				freed, rerr := i.removeRange(h, uint64(start), uint64(d.blocks))
-				if rerr != nil {
+				if _, rerr := i.removeRange(h, uint64(start), uint64(d.blocks), true); rerr != nil {
 					return nil, rerr
-				}
-				if ferr := i.fs.freeRuns(h, freed, true); ferr != nil {
-					return nil, ferr
 				}
 				d.blocks = start
 				i.setSize(int64(start) << i.fs.sb.blockBits)

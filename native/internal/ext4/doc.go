@@ -9,18 +9,22 @@
 // is refused for writing: replay and repair are ext4lite's.
 //
 // Metadata goes through one cache of blocks (buffer.go), and every change of it
-// through a handle (journal.go), which is where JBD2 transactions slot in. Until
-// they do, changed blocks stay in memory until Sync, Close, or too many of them;
-// s_state says unclean meanwhile. Checksums of all kinds are verified when a
-// block is read and set when it is changed; those of bitmaps and descriptors when
-// it is written. Structures are checked for bounds where they are read: damage
+// through a handle (journal.go), which belongs to one of jbd2's transactions. What
+// may take more blocks than a transaction holds (cutting and deleting files) goes in
+// steps, with the inode in the orphan list between them. RECOVER is set in the
+// superblock while the volume is open. On a volume without a journal changed blocks
+// stay in memory until Sync, Close, or too many of them; s_state says unclean
+// meanwhile. Checksums of all kinds are verified when a block is read and set when
+// it is changed; those of bitmaps and descriptors, and the superblock's counts, when
+// a transaction ends. Structures are checked for bounds where they are read: damage
 // gives EUCLEAN, and together with EIO stops all further writing.
 //
 // Data does not pass through the cache: a file's bytes are read and written at
 // their place on the device, and Extents tells where that is, so that the host's
 // page cache is the only one. New blocks are reserved in memory, filled, and only
-// then mapped (alloc.go, data.go): nobody ever sees what was in them before, and a
-// failure leaves nothing to undo.
+// then mapped (alloc.go, data.go): nobody ever sees what was in them before, a
+// failure leaves nothing to undo, and no transaction refers to data that are not on
+// the device. Freed blocks stay reserved until the transaction is committed.
 //
 // An inode is a copy of its 256 bytes (inode.go), stored into its table block at
 // every change. Its extent tree (extent.go) is walked in the cached blocks. A
@@ -33,7 +37,8 @@
 //
 //	FS.renameMu    serialises renames; the parent of a directory changes under it only
 //	Inode.io       exclusively by what changes data or size, shared by ReadAt
-//	FS.barrier     shared by handles, exclusively by Sync and Close
+//	jbd2           shared by handles, exclusively by a commit for a moment (FS.barrier
+//	               without a journal); Begin may wait for a commit or a checkpoint
 //	FS.orphanMu    the orphan list; inodes lose or regain their last link under it
 //	Inode.mu       everything in memory of one inode; a directory's before its children's
 //	FS.xattrMu     reference counts of shared attribute blocks

@@ -431,6 +431,7 @@ func (i *Inode) insertExtent(h *handle, e extent) error {
 // markWritten turns the unwritten part of [lblk, lblk+n) into written extents.
 // i.mu is held exclusively; the caller flushes the inode.
 func (i *Inode) markWritten(h *handle, lblk, n uint32) error {
+	i.reshaped = true
 	end := uint64(lblk) + uint64(n)
 	for at := uint64(lblk); at < end; {
 		var p path
@@ -466,25 +467,40 @@ func (i *Inode) markWritten(h *handle, lblk, n uint32) error {
 	return nil
 }
 
-// removeRange unmaps the file blocks [lo, hi) and gives the device blocks they
-// had. Those stay taken: the caller frees them. Only punching the middle of one
-// extent can need space (ENOSPC, with nothing changed). i.mu is held
+// removeRange unmaps the file blocks [lo, hi) and frees the device blocks they
+// had: all of them, or as many as h has room for. It gives the first file block
+// that is left to do, hi when none is; what is done is consistent, also in front of an error. Only
+// punching the middle of one extent can need space (ENOSPC). i.mu is held
 // exclusively; the caller flushes the inode.
-func (i *Inode) removeRange(h *handle, lo, hi uint64) ([]run, error) {
-	var freed []run
-	hi = min(hi, endOfFile)
-	for at := lo; at < hi; {
+func (i *Inode) removeRange(h *handle, lo, hi uint64, all bool) (uint64, error) {
+	// Per extent two bitmaps and their descriptors; besides, once, the nodes on the
+	// way and what it takes to free those.
+	const perExtent, perNode = 4, 4
+	at, last := lo, min(hi, endOfFile)
+	for at < last {
 		var p path
 		if err := i.walk(uint32(at), &p); err != nil {
-			return freed, err
+			return at, err
+		}
+		most := 1<<16 - 1
+		if !all && h.j != nil {
+			free := h.j.Room() - freeReserve - perNode*p.depth
+			if free < perExtent && at > lo {
+				return at, nil
+			}
+			most = max(free/perExtent, 1)
 		}
 		next := p.next()
 		exts := p.leafExtents()
 		kept := make([]extent, 0, len(exts)+1)
 		var gone []run
+		stop := last
 		for _, e := range exts {
-			a, z := max(at, uint64(e.lblk)), min(hi, e.end())
-			if a >= z {
+			a, z := max(at, uint64(e.lblk)), min(stop, e.end())
+			if a < z && len(gone) == most {
+				stop = a
+			}
+			if a >= z || stop == a {
 				kept = append(kept, e)
 				continue
 			}
@@ -498,7 +514,7 @@ func (i *Inode) removeRange(h *handle, lo, hi uint64) ([]run, error) {
 		}
 		if len(gone) == 0 {
 			if next <= at {
-				return freed, corruptf("inode %d: extent tree out of order at file block %d", i.ino, at)
+				return at, corruptf("inode %d: extent tree out of order at file block %d", i.ino, at)
 			}
 			at = next
 			continue
@@ -510,14 +526,24 @@ func (i *Inode) removeRange(h *handle, lo, hi uint64) ([]run, error) {
 			err = i.dropNode(h, &p, p.depth)
 		}
 		if err != nil {
-			return freed, err
+			return at, err
 		}
 		for _, r := range gone {
 			i.addBlocks(-int64(r.n))
 		}
-		freed = append(freed, gone...)
+		if err := i.fs.freeRuns(h, gone, i.isDir()); err != nil {
+			return at, err
+		}
+		if stop < last {
+			at = stop
+		} else if at = max(at+1, min(next, last)); !all && h.j != nil && !h.room(freeReserve+perExtent) {
+			break
+		}
 	}
-	return freed, i.shrinkTree(h)
+	if at < last {
+		return at, nil
+	}
+	return hi, i.shrinkTree(h)
 }
 
 // dropNode removes the node at level of p, which has become empty.

@@ -105,6 +105,8 @@ func (sb *super) checkFeatures() (readOnlyBecause string, err error) {
 		return "feature " + featureList(sb.roCompat&^roCompatWritable, roCompatNames), nil
 	case sb.incompat&incompatExtents == 0:
 		return "no extent feature (ext2 or ext3)", nil
+	case sb.compat&compatHasJournal != 0 && sb.journalIno == 0:
+		return "a journal on another device", nil
 	case sb.incompat&incompatFiletype == 0:
 		return "no filetype feature", nil
 	}

@@ -248,14 +248,14 @@ func TestUnlinkedButOpen(t *testing.T) {
 		t.Errorf("link of an unlinked file: %v", err)
 	}
 
-	// A copy taken now is what a killed process leaves: e2fsck repairs it to the end.
+	// A copy taken now is what a killed process leaves: replay settles the orphans.
 	must(t, fs.Sync())
 	crashed := img + ".crashed"
 	copyFile(t, img, crashed)
 	if _, err := Open(device(t, crashed, false), Options{}); !errors.Is(err, syscall.EUCLEAN) {
 		t.Errorf("open of a volume that was never closed: %v", err)
 	}
-	out := runToolStatus(t, 1, "e2fsck", "-fp", crashed)
+	out := runTool(t, "e2fsck", "-fp", crashed)
 	if n := strings.Count(out, "Clearing orphaned inode"); n != 7 {
 		t.Errorf("e2fsck cleared %d orphans, want 7:\n%s", n, out)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gvx.dev/gvx/native/internal/blockdev"
+	"gvx.dev/gvx/native/internal/jbd2"
 )
 
 // FS is an open volume.
@@ -26,11 +27,19 @@ type FS struct {
 	readOnlyBy string // why a writable open was refused writing, "" otherwise
 	overhead   uint64 // blocks no file can have
 
-	alloc     allocator
-	noDiscard bool // guarded by barrier
+	// journal is where changes of metadata go, nil on a volume without one (and on
+	// one that is not written). Never changes after Open.
+	journal      *jbd2.Journal
+	mountNoted   bool        // this mount is counted in the superblock; guarded by the journal's barrier
+	superTouched atomic.Bool // the superblock's bytes differ from their checksum
 
-	// barrier is held shared by handles and exclusively by Sync. It comes before
-	// every other lock except renameMu and Inode.io.
+	alloc     allocator
+	noDiscard atomic.Bool
+	discards  sync.WaitGroup // space being punched in the background
+
+	// barrier is held shared by handles and exclusively by Sync on a volume without
+	// a journal (jbd2 has its own). It comes before every other lock except renameMu
+	// and Inode.io.
 	barrier sync.RWMutex
 
 	// renameMu serialises renames, which alone change the parent of a directory.
@@ -84,12 +93,13 @@ func Open(dev blockdev.Device, o Options) (*FS, error) {
 		o.Now = time.Now
 	}
 	fs := &FS{
-		dev: dev, sb: sb, now: o.Now, beforeFree: o.BeforeFree, durable: o.Durable, noDiscard: o.NoDiscard,
+		dev: dev, sb: sb, now: o.Now, beforeFree: o.BeforeFree, durable: o.Durable,
 		bufs:       newBufferCache(dev, sb.blockSize, o.CacheBytes),
 		dirtyLimit: max(o.CacheBytes, 4<<20),
 		inodes:     map[uint32]*Inode{},
 		idle:       map[uint32]*Inode{},
 	}
+	fs.noDiscard.Store(o.NoDiscard)
 	fs.alloc.windows = map[*Inode]struct{}{}
 	fs.readOnly.Store(o.ReadOnly)
 	if !o.ReadOnly && because != "" {
@@ -109,8 +119,8 @@ func Open(dev blockdev.Device, o Options) (*FS, error) {
 		return nil, err
 	}
 	fs.superAt = superOffset - int(superBlk)*sb.blockSize
-	if sb.journalIno != 0 && sb.compat&compatHasJournal != 0 {
-		if err := fs.checkJournal(); err != nil {
+	if sb.compat&compatHasJournal != 0 && !fs.readOnly.Load() {
+		if err := fs.openJournal(o); err != nil {
 			return nil, err
 		}
 	}
@@ -144,41 +154,6 @@ func checkClean(sb *super, raw []byte) error {
 	return nil
 }
 
-// checkJournal refuses writing beside a journal that holds unreplayed
-// transactions (s_start is not 0).
-func (fs *FS) checkJournal() error {
-	if fs.readOnly.Load() {
-		return nil
-	}
-	j, err := fs.iget(fs.sb.journalIno)
-	if err != nil {
-		return fmt.Errorf("ext4: journal: %w", err)
-	}
-	defer j.DecRef()
-	e, hole, err := j.find(0)
-	if err != nil {
-		return fmt.Errorf("ext4: journal: %w", err)
-	}
-	if hole || e.unwritten {
-		return corruptf("journal inode %d has no first block", fs.sb.journalIno)
-	}
-	var b [32]byte
-	if _, err := fs.dev.ReadAt(b[:], int64(e.phys)<<fs.sb.blockBits); err != nil {
-		return err
-	}
-	const journalMagic = 0xC03B3998
-	be := func(o int) uint32 {
-		return uint32(b[o])<<24 | uint32(b[o+1])<<16 | uint32(b[o+2])<<8 | uint32(b[o+3])
-	}
-	if be(0) != journalMagic {
-		return corruptf("journal superblock: magic is %#x", be(0))
-	}
-	if be(28) != 0 {
-		return fmt.Errorf("ext4: the journal needs recovery (its log starts at block %d): %w", be(28), syscall.EUCLEAN)
-	}
-	return nil
-}
-
 // countOverhead counts the blocks of superblocks, descriptors, bitmaps, inode
 // tables and journal.
 func (fs *FS) countOverhead() uint64 {
@@ -199,15 +174,49 @@ func (fs *FS) countOverhead() uint64 {
 	return min(n, sb.blocksCount)
 }
 
-// changeSuper gives the superblock's bytes for changing within h (or under the
-// exclusive barrier). fs.sbMu is held.
-func (fs *FS) changeSuper() []byte {
-	// The buffer is pinned, so this is fs.superB made dirty.
-	b, err := fs.bufs.write(fs.superB.blk)
-	if err != nil { // cannot happen: it is loaded
-		b = fs.superB
+// changeSuper gives the superblock's bytes for changing within h. fs.sbMu is held.
+func (fs *FS) changeSuper(h *handle) ([]byte, error) {
+	b, err := h.write(fs.superB.blk) // pinned, so this is fs.superB
+	if err != nil {
+		return nil, err
 	}
-	return b.data[fs.superAt : fs.superAt+superSize]
+	fs.superTouched.Store(true)
+	return fs.superBytes(b), nil
+}
+
+func (fs *FS) superBytes(b *buffer) []byte { return b.data[fs.superAt : fs.superAt+superSize] }
+
+// sealSuper brings counts and checksum of the superblock, which is going to be
+// written, up to date. Nobody else may be changing it.
+func (fs *FS) sealSuper() {
+	raw := fs.superBytes(fs.superB)
+	fs.alloc.mu.Lock()
+	le.PutUint32(raw[sFreeBlocksLo:], uint32(fs.alloc.freeBlocks))
+	if fs.sb.incompat&incompat64bit != 0 {
+		le.PutUint32(raw[sFreeBlocksHi:], uint32(fs.alloc.freeBlocks>>32))
+	}
+	le.PutUint32(raw[sFreeInodes:], uint32(fs.alloc.freeInodes))
+	fs.alloc.mu.Unlock()
+	putTime40(raw, sWtime, sWtimeHi, fs.now().Unix())
+	fs.sumSuper(raw)
+}
+
+func (fs *FS) sumSuper(raw []byte) {
+	if fs.sb.has(roCompatMetadataCsum) {
+		le.PutUint32(raw[sChecksum:], superChecksum(raw))
+	}
+}
+
+// countsStored tells whether the superblock has the right counts of what is free.
+func (fs *FS) countsStored() bool {
+	raw := fs.superBytes(fs.superB)
+	blocks := uint64(le.Uint32(raw[sFreeBlocksLo:]))
+	if fs.sb.incompat&incompat64bit != 0 {
+		blocks |= uint64(le.Uint32(raw[sFreeBlocksHi:])) << 32
+	}
+	fs.alloc.mu.Lock()
+	defer fs.alloc.mu.Unlock()
+	return blocks == fs.alloc.freeBlocks && uint64(le.Uint32(raw[sFreeInodes:])) == fs.alloc.freeInodes
 }
 
 func putTime40(raw []byte, lo, hi int, sec int64) {
@@ -217,10 +226,17 @@ func putTime40(raw []byte, lo, hi int, sec int64) {
 
 // markOpen makes the volume unclean on the device, so that a stop without Close shows.
 func (fs *FS) markOpen() error {
+	if fs.journal != nil {
+		return fs.setRecover(true)
+	}
 	fs.barrier.Lock()
 	defer fs.barrier.Unlock()
 	fs.sbMu.Lock()
-	raw := fs.changeSuper()
+	raw, err := fs.changeSuper(&handle{fs: fs})
+	if err != nil {
+		fs.sbMu.Unlock()
+		return err
+	}
 	le.PutUint16(raw[sState:], le.Uint16(raw[sState:])&^stateValid)
 	le.PutUint16(raw[sMntCount:], le.Uint16(raw[sMntCount:])+1)
 	putTime40(raw, sMtime, sMtimeHi, fs.now().Unix())
@@ -228,49 +244,89 @@ func (fs *FS) markOpen() error {
 	return fs.flushLocked()
 }
 
-// flushLocked writes all metadata. The barrier is held exclusively.
-func (fs *FS) flushLocked() error {
-	if err := fs.storeGroups(); err != nil {
-		return err
+// setRecover changes the flag that says that the journal must be replayed, and
+// nothing else, so that even a superblock cut in half between its sectors can be
+// understood. It does not go through the journal, whose log is empty now.
+func (fs *FS) setRecover(on bool) error {
+	fs.sbMu.Lock()
+	defer fs.sbMu.Unlock()
+	raw := fs.superBytes(fs.superB)
+	f := le.Uint32(raw[sFeatureIncompat:]) &^ incompatRecover
+	if on {
+		f |= incompatRecover
 	}
-	if fs.bufs.dirtyBytes() > 0 {
-		fs.sbMu.Lock()
-		raw := fs.changeSuper()
-		fs.alloc.mu.Lock()
-		le.PutUint32(raw[sFreeBlocksLo:], uint32(fs.alloc.freeBlocks))
-		if fs.sb.incompat&incompat64bit != 0 {
-			le.PutUint32(raw[sFreeBlocksHi:], uint32(fs.alloc.freeBlocks>>32))
-		}
-		le.PutUint32(raw[sFreeInodes:], uint32(fs.alloc.freeInodes))
-		fs.alloc.mu.Unlock()
-		putTime40(raw, sWtime, sWtimeHi, fs.now().Unix())
-		if fs.sb.has(roCompatMetadataCsum) {
-			le.PutUint32(raw[sChecksum:], superChecksum(raw))
-		}
-		fs.sbMu.Unlock()
-		if err := fs.bufs.flush(); err != nil {
-			return err
-		}
+	le.PutUint32(raw[sFeatureIncompat:], f)
+	fs.sumSuper(raw)
+	if _, err := fs.dev.WriteAt(raw, superOffset); err != nil {
+		return fmt.Errorf("ext4: superblock: %w", err)
 	}
-	fs.discard()
 	if fs.durable {
 		return fs.dev.Flush()
 	}
 	return nil
 }
 
-// Sync writes all changed metadata to the device (data is there already).
+// flushLocked writes all metadata of a volume without a journal. The barrier is
+// held exclusively.
+func (fs *FS) flushLocked() error {
+	h := &handle{fs: fs}
+	if err := fs.storeGroups(h); err != nil {
+		return err
+	}
+	if fs.bufs.dirtyBytes() > 0 {
+		fs.sbMu.Lock()
+		_, err := fs.changeSuper(h)
+		if err == nil {
+			fs.sealSuper()
+		}
+		fs.sbMu.Unlock()
+		if err != nil {
+			return err
+		}
+		if err := fs.bufs.flush(); err != nil {
+			return err
+		}
+	}
+	if fs.durable {
+		if err := fs.dev.Flush(); err != nil {
+			return err
+		}
+	}
+	fs.afterCommit(0)
+	return nil
+}
+
+// Sync makes everything done so far durable (data is on the device already). What
+// that survives is Options.Durable's matter. An error that made the volume
+// read-only comes back from every call.
 func (fs *FS) Sync() error {
+	return fs.sync(0)
+}
+
+// sync is Sync of what transaction tid and those before it changed; of everything for 0.
+func (fs *FS) sync(tid uint64) error {
 	if fs.closed.Load() {
 		return syscall.EBADF
 	}
-	fs.barrier.Lock()
-	defer fs.barrier.Unlock()
 	if err := fs.failed(); err != nil {
 		return err
 	}
 	if fs.readOnly.Load() {
 		return nil
+	}
+	if fs.journal != nil {
+		flushed, err := fs.journal.Commit(tid)
+		if err == nil && fs.durable && !flushed { // for data written in place
+			if err = fs.dev.Flush(); err != nil {
+				fs.abort(err)
+			}
+		}
+		return err
+	}
+	fs.barrier.Lock()
+	defer fs.barrier.Unlock()
+	if err := fs.failed(); err != nil {
+		return err
 	}
 	if err := fs.flushLocked(); err != nil {
 		fs.abort(err)
@@ -301,10 +357,7 @@ func (fs *FS) Close() error {
 		if i == nil {
 			break
 		}
-		fs.icMu.Lock()
-		delete(fs.inodes, i.ino)
-		fs.icMu.Unlock()
-		if err := i.destroy(); err != nil {
+		if err := i.settle(); err != nil {
 			errs = append(errs, err)
 			break
 		}
@@ -314,33 +367,65 @@ func (fs *FS) Close() error {
 			i.tidy()
 		}
 	}
-	fs.barrier.Lock()
-	defer fs.barrier.Unlock()
-	fs.closed.Store(true)
 	failure := fs.failed()
 	if fs.readOnly.Load() && failure == nil {
+		fs.closed.Store(true)
 		return nil
 	}
 	if failure == nil && len(errs) == 0 {
-		// First everything else, then the mark that it is clean.
-		if err := fs.flushLocked(); err != nil {
+		if err := fs.markClean(); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if failure == nil && len(errs) == 0 {
-		fs.sbMu.Lock()
-		raw := fs.changeSuper()
-		le.PutUint16(raw[sState:], le.Uint16(raw[sState:])|stateValid)
-		fs.sbMu.Unlock()
-		if err := fs.flushLocked(); err != nil {
-			errs = append(errs, err)
-		}
-	}
+	fs.closed.Store(true)
 	fs.readOnly.Store(true)
+	if fs.journal != nil {
+		fs.journal.Abandon()
+	}
+	fs.discards.Wait()
 	if failure != nil {
 		errs = append(errs, fmt.Errorf("ext4: closed after an error, the volume needs a check: %w", failure))
 	}
 	return errors.Join(errs...)
+}
+
+// markClean writes everything and then, last of all, that the volume is clean.
+func (fs *FS) markClean() error {
+	if fs.journal == nil {
+		fs.barrier.Lock()
+		defer fs.barrier.Unlock()
+		if err := fs.flushLocked(); err != nil {
+			return err
+		}
+		fs.sbMu.Lock()
+		raw, err := fs.changeSuper(&handle{fs: fs})
+		if err == nil {
+			le.PutUint16(raw[sState:], le.Uint16(raw[sState:])|stateValid)
+		}
+		fs.sbMu.Unlock()
+		if err != nil {
+			return err
+		}
+		return fs.flushLocked()
+	}
+	if !fs.countsStored() {
+		h, err := fs.begin(inodeCredits)
+		if err != nil {
+			return err
+		}
+		fs.sbMu.Lock()
+		_, err = fs.changeSuper(h)
+		fs.sbMu.Unlock()
+		h.end(err)
+		if err != nil {
+			return err
+		}
+	}
+	if err := fs.journal.Close(); err != nil {
+		return err
+	}
+	fs.discards.Wait()
+	return fs.setRecover(false)
 }
 
 // cached lists the inodes in memory.

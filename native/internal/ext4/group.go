@@ -49,7 +49,7 @@ type group struct {
 	reserved   []byte  // blocks promised to writers in memory; nil when none ever were
 	longest    uint32  // no run of free blocks is longer than this
 	noInodes   bool    // the inode bitmap was searched and is full
-	dirty      bool    // descriptor differs from its buffer
+	dirty      bool    // descriptor differs from its buffer; the group is in allocator.dirty
 	blocksCsum bool    // block bitmap changed since its checksum was taken
 	inodesCsum bool
 }
@@ -162,10 +162,8 @@ func (fs *FS) loadBlockBitmap(g *group) error {
 		if c := countClear(data, n); c != g.free {
 			return corruptf("group %d: %d blocks free, %d counted in the uninitialised bitmap", g.num, g.free, c)
 		}
-		// Put whole: reservations come here without a handle, beside a flush.
-		g.blocks = fs.bufs.put(g.blockBitmap, data, true)
-		g.flags &^= bgBlockUninit
-		g.dirty, g.blocksCsum = true, true
+		// Not the journal's yet: reservations come here without a handle.
+		g.blocks = fs.bufs.put(g.blockBitmap, data, bufPinned)
 		return nil
 	}
 	b, err := fs.readBitmap(g, g.blockBitmap, bgBlockCsumLo, bgBlockCsumHi, fs.sb.blocksPerGroup/8)
@@ -235,9 +233,7 @@ func (fs *FS) loadInodeBitmap(g *group) error {
 		}
 		data := make([]byte, fs.sb.blockSize)
 		setBits(data, n, uint32(fs.sb.blockSize*8)-n, true)
-		g.inodes = fs.bufs.put(g.inodeBitmap, data, true)
-		g.flags &^= bgInodeUninit
-		g.dirty, g.inodesCsum = true, true
+		g.inodes = fs.bufs.put(g.inodeBitmap, data, bufPinned)
 		return nil
 	}
 	b, err := fs.readBitmap(g, g.inodeBitmap, bgInodeCsumLo, bgInodeCsumHi, n/8)
@@ -251,16 +247,60 @@ func (fs *FS) loadInodeBitmap(g *group) error {
 	return nil
 }
 
-// storeGroups brings descriptors and bitmap checksums into their buffers. The
-// barrier is held exclusively.
-func (fs *FS) storeGroups() error {
+// writeBlockBitmap gets g's block bitmap, which is loaded, and its descriptor for
+// changing. alloc.mu is held.
+func (fs *FS) writeBlockBitmap(h *handle, g *group) error {
+	if g.blocksCsum { // in this transaction already: storeGroups clears that
+		return nil
+	}
+	if _, err := h.write(g.blockBitmap); err != nil {
+		return err
+	}
+	if err := fs.writeDesc(h, g); err != nil {
+		return err
+	}
+	g.flags &^= bgBlockUninit
+	g.blocksCsum = true
+	return nil
+}
+
+// writeInodeBitmap is writeBlockBitmap of the inode bitmap.
+func (fs *FS) writeInodeBitmap(h *handle, g *group) error {
+	if g.inodesCsum {
+		return nil
+	}
+	if _, err := h.write(g.inodeBitmap); err != nil {
+		return err
+	}
+	if err := fs.writeDesc(h, g); err != nil {
+		return err
+	}
+	g.flags &^= bgInodeUninit
+	g.inodesCsum = true
+	return nil
+}
+
+// writeDesc gets g's descriptor for changing: storeGroups does that, at the end of
+// the transaction.
+func (fs *FS) writeDesc(h *handle, g *group) error {
+	if g.dirty {
+		return nil
+	}
+	if _, err := h.write(g.descBlk); err != nil {
+		return err
+	}
+	g.dirty = true
+	fs.alloc.dirty = append(fs.alloc.dirty, g)
+	return nil
+}
+
+// storeGroups brings descriptors and bitmap checksums into their buffers. No
+// other handle is open.
+func (fs *FS) storeGroups(h *handle) error {
 	fs.alloc.mu.Lock()
 	defer fs.alloc.mu.Unlock()
-	for _, g := range fs.groups {
-		if !g.dirty {
-			continue
-		}
-		b, err := fs.bufs.write(g.descBlk)
+	for _, g := range fs.alloc.dirty {
+		b, err := h.write(g.descBlk)
 		if err != nil {
 			return err
 		}
@@ -285,5 +325,6 @@ func (fs *FS) storeGroups() error {
 		}
 		g.dirty, g.blocksCsum, g.inodesCsum = false, false, false
 	}
+	fs.alloc.dirty = fs.alloc.dirty[:0]
 	return nil
 }

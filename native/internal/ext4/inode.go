@@ -77,13 +77,20 @@ type Inode struct {
 	raw    []byte    // the inode as on disk, checksum apart; guarded by mu
 	dir    *dirCache // of a directory once used; guarded by mu
 	filled span      // blocks WriteFunc is filling that look unwritten still; guarded by mu
-	// tailDirty: the block with the end of file was handed out by Extents, so bytes
-	// past the end may not be zero any more; guarded by mu.
+	// tailDirty: the block with the end of file was handed out by Extents, now or
+	// before the volume was opened, so bytes past the end may not be zero; guarded by mu.
 	tailDirty bool
 	// pastEnd: Extents made written blocks behind the end of file, which SetSize may
 	// not have reached yet; guarded by mu.
 	pastEnd bool
 	untidy  atomic.Bool // tailDirty or pastEnd was set
+	// reshaped: size or map differ from what was last flushed, so that fdatasync
+	// must wait for the transaction; guarded by mu.
+	reshaped bool
+
+	// The newest transactions with a change of the inode, and with one that its data
+	// need to be found. 0: none since it was read.
+	syncTid, dataTid atomic.Uint64
 
 	win      window       // guarded by fs.alloc.mu
 	sizeHint atomic.Int64 // i_size for the allocator
@@ -203,6 +210,11 @@ func (i *Inode) read() error {
 		}
 	}
 	i.sizeHint.Store(size)
+	i.tailDirty = i.isRegular() // a crash may have left what a mapping put there
+	if j := i.fs.journal; j != nil { // it may have been in memory before, and changed
+		i.syncTid.Store(j.Running())
+		i.dataTid.Store(j.Running())
+	}
 	return nil
 }
 
@@ -225,6 +237,17 @@ func (i *Inode) flush(h *handle) error {
 		}
 	}
 	copy(b.data[i.tblOff:], i.raw)
+	if i.fs.journal != nil {
+		tid := h.tid()
+		i.syncTid.Store(tid)
+		if i.reshaped {
+			i.reshaped = false
+			i.dataTid.Store(tid)
+		}
+	}
+	if i.size() > 1<<31-1 && i.isRegular() {
+		return i.fs.needRoCompat(h, roCompatLargeFile)
+	}
 	return nil
 }
 
@@ -359,24 +382,27 @@ func (i *Inode) size() int64 {
 	return int64(s)
 }
 
-// setSize stores i_size; files above 2 GiB need the large_file feature on record.
+// setSize stores i_size.
 func (i *Inode) setSize(n int64) {
 	le.PutUint32(i.raw[offSizeLo:], uint32(n))
 	le.PutUint32(i.raw[offSizeHi:], uint32(n>>32))
 	i.sizeHint.Store(n)
-	if n > 1<<31-1 && i.isRegular() {
-		i.fs.needRoCompat(roCompatLargeFile)
-	}
+	i.reshaped = true
 }
 
 // needRoCompat records a ro_compat feature that was just used for the first time.
-func (fs *FS) needRoCompat(bit uint32) {
+func (fs *FS) needRoCompat(h *handle, bit uint32) error {
 	fs.sbMu.Lock()
 	defer fs.sbMu.Unlock()
-	raw := fs.superB.data[fs.superAt:]
-	if f := le.Uint32(raw[sFeatureRoCompat:]); f&bit == 0 {
-		le.PutUint32(fs.changeSuper()[sFeatureRoCompat:], f|bit)
+	f := le.Uint32(fs.superB.data[fs.superAt+sFeatureRoCompat:])
+	if f&bit != 0 {
+		return nil
 	}
+	raw, err := fs.changeSuper(h)
+	if err == nil {
+		le.PutUint32(raw[sFeatureRoCompat:], f|bit)
+	}
+	return err
 }
 
 func (i *Inode) fileACL() uint64 {
@@ -406,6 +432,7 @@ func (i *Inode) sectors() uint64 {
 
 // addBlocks changes i_blocks by n file system blocks.
 func (i *Inode) addBlocks(n int64) {
+	i.reshaped = true
 	s := uint64(int64(i.sectors()) + n<<(i.fs.sb.blockBits-9))
 	f := i.flags() &^ flagHugeFile
 	if s >= 1<<48 {
@@ -573,7 +600,7 @@ func (i *Inode) touch(mask uint32) {
 
 // change runs fn on the inode in a handle of its own.
 func (i *Inode) change(fn func()) error {
-	h, err := i.fs.begin()
+	h, err := i.fs.begin(inodeCredits)
 	if err != nil {
 		return err
 	}
@@ -590,6 +617,12 @@ func (i *Inode) blockGoal() uint64 {
 	return i.fs.sb.groupStart((i.ino - 1) / i.fs.sb.inodesPerGroup)
 }
 
-// Sync makes the inode durable as Options.Durable says. Metadata is written as
-// a whole, since parts of it alone would not be consistent.
-func (i *Inode) Sync(dataOnly bool) error { return i.fs.Sync() }
+// Sync makes the inode durable as Options.Durable says; with dataOnly as far as
+// its data need it (fdatasync: times may be lost).
+func (i *Inode) Sync(dataOnly bool) error {
+	tid := &i.syncTid
+	if dataOnly {
+		tid = &i.dataTid
+	}
+	return i.fs.sync(max(tid.Load(), 1)) // transaction 1 was long ago
+}

@@ -38,6 +38,7 @@ func (fs *FS) newInode(h *handle, parent *Inode, n New, links uint16) (*Inode, e
 	i := fs.newHandle(ino)
 	i.load.Do(func() {})
 	i.kind = kind
+	i.reshaped = true
 	i.refs = 1
 	i.raw = make([]byte, fs.sb.inodeSize)
 	le.PutUint16(i.raw[offMode:], n.Mode)
@@ -168,14 +169,18 @@ func (i *Inode) Create(name string, n New) (*Inode, error) {
 	if name == "." || name == ".." {
 		return nil, syscall.EEXIST
 	}
-	h, err := i.fs.begin()
-	if err != nil {
-		return nil, err
-	}
-	i.mu.Lock()
-	child, err := i.create(h, name, n)
-	i.mu.Unlock()
-	h.end(err)
+	var child *Inode
+	err := i.fs.again(func() error {
+		h, err := i.fs.begin(nameCredits)
+		if err != nil {
+			return err
+		}
+		i.mu.Lock()
+		child, err = i.create(h, name, n)
+		i.mu.Unlock()
+		h.end(err)
+		return err
+	})
 	return child, err
 }
 
@@ -214,7 +219,16 @@ func (fs *FS) CreateTmp(n New) (*Inode, error) {
 	if n.Mode&syscall.S_IFMT == syscall.S_IFDIR {
 		return nil, syscall.EISDIR
 	}
-	h, err := fs.begin()
+	var i *Inode
+	err := fs.again(func() (err error) {
+		i, err = fs.createTmp(n)
+		return err
+	})
+	return i, err
+}
+
+func (fs *FS) createTmp(n New) (*Inode, error) {
+	h, err := fs.begin(nameCredits)
 	if err != nil {
 		return nil, err
 	}
@@ -225,8 +239,9 @@ func (fs *FS) CreateTmp(n New) (*Inode, error) {
 	if err == nil {
 		i.mu.Lock()
 		i.linkable = true
-		i.addOrphan()
-		err = i.flush(h)
+		if err = i.addOrphan(h); err == nil {
+			err = i.flush(h)
+		}
 		i.mu.Unlock()
 	}
 	fs.orphanMu.Unlock()
@@ -248,15 +263,17 @@ func (i *Inode) Link(name string, target *Inode) error {
 	if name == "." || name == ".." {
 		return syscall.EEXIST
 	}
-	h, err := i.fs.begin()
-	if err != nil {
+	return i.fs.again(func() error {
+		h, err := i.fs.begin(nameCredits)
+		if err != nil {
+			return err
+		}
+		i.fs.orphanMu.Lock()
+		err = i.link(h, name, target)
+		i.fs.orphanMu.Unlock()
+		h.end(err)
 		return err
-	}
-	i.fs.orphanMu.Lock()
-	err = i.link(h, name, target)
-	i.fs.orphanMu.Unlock()
-	h.end(err)
-	return err
+	})
 }
 
 func (i *Inode) link(h *handle, name string, target *Inode) error {
@@ -311,7 +328,9 @@ func (t *Inode) dropLink(h *handle) error {
 	t.setLinks(n - 1)
 	t.touch(SetCtime)
 	if n == 1 {
-		t.addOrphan()
+		if err := t.addOrphan(h); err != nil {
+			return err
+		}
 	}
 	return t.flush(h)
 }
@@ -329,7 +348,7 @@ func (i *Inode) remove(name string, dir bool) error {
 	if len(name) > MaxNameLen {
 		return syscall.ENAMETOOLONG
 	}
-	h, err := i.fs.begin()
+	h, err := i.fs.begin(nameCredits)
 	if err != nil {
 		return err
 	}
@@ -436,7 +455,15 @@ func (fs *FS) Rename(odir *Inode, oname string, ndir *Inode, nname string, flags
 	}
 	fs.renameMu.Lock()
 	defer fs.renameMu.Unlock()
-	m := move{fs: fs, odir: odir, ndir: ndir, oname: oname, nname: nname, flags: flags}
+	return fs.again(func() error {
+		m := move{fs: fs, odir: odir, ndir: ndir, oname: oname, nname: nname, flags: flags}
+		return m.rename()
+	})
+}
+
+// rename does the rename in a handle of its own. renameMu is held.
+func (m *move) rename() error {
+	fs, odir, ndir := m.fs, m.odir, m.ndir
 	var err error
 	if m.aboveOld, err = fs.ancestors(odir); err != nil {
 		return err
@@ -444,7 +471,7 @@ func (fs *FS) Rename(odir *Inode, oname string, ndir *Inode, nname string, flags
 	if m.aboveNew, err = fs.ancestors(ndir); err != nil {
 		return err
 	}
-	h, err := fs.begin()
+	h, err := fs.begin(nameCredits)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package ext4
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -274,15 +273,4 @@ func compareTrees(t testing.TB, got, want map[string]string) {
 			}
 		}
 	}
-}
-
-// runToolStatus is runTool for a tool that must end with the given status.
-func runToolStatus(t testing.TB, status int, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != status {
-		t.Fatalf("%s %s: %v, want status %d\n%s", name, strings.Join(args, " "), err, status, out)
-	}
-	return string(out)
 }

@@ -299,15 +299,17 @@ func (i *Inode) RemoveXattr(name string) error {
 }
 
 func (i *Inode) changeXattr(x xattr, flags int, remove bool) error {
-	h, err := i.fs.begin()
-	if err != nil {
+	return i.fs.again(func() error {
+		h, err := i.fs.begin(dataCredits)
+		if err != nil {
+			return err
+		}
+		i.mu.Lock()
+		err = i.changeXattrLocked(h, x, flags, remove)
+		i.mu.Unlock()
+		h.end(err)
 		return err
-	}
-	i.mu.Lock()
-	err = i.changeXattrLocked(h, x, flags, remove)
-	i.mu.Unlock()
-	h.end(err)
-	return err
+	})
 }
 
 // changeXattrLocked is changeXattr in a handle with i.mu held exclusively.

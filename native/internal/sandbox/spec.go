@@ -35,6 +35,12 @@ const (
 	MountTmpfs  = "tmpfs"
 )
 
+// What a guest's fsync survives: a killed episode, or a lost host, too.
+const (
+	DurabilityProcess = "process"
+	DurabilityHost    = "host"
+)
+
 // Network modes.
 const (
 	NetworkNAT  = "nat"
@@ -99,6 +105,7 @@ type Mount struct {
 	Destination string `json:"destination"`
 	ReadOnly    bool   `json:"readonly"`
 	SizeBytes   uint64 `json:"size_bytes"`
+	Durability  string `json:"durability,omitempty"` // of a volume; DurabilityProcess when empty
 }
 
 // Network selects how the guest reaches the world and which of its ports the host reaches.
@@ -315,12 +322,18 @@ func (m *Mount) validate(field string) error {
 		if m.SizeBytes != 0 {
 			return &SpecError{field + ".size_bytes", "belongs to a tmpfs, a volume has its own size"}
 		}
+		if d := m.Durability; d != "" && d != DurabilityProcess && d != DurabilityHost {
+			return &SpecError{field + ".durability", fmt.Sprintf("%q is neither %q nor %q", d, DurabilityProcess, DurabilityHost)}
+		}
 	case MountTmpfs:
 		if m.FD != nil {
 			return &SpecError{field + ".fd", "a tmpfs has none"}
 		}
 		if m.BaseFD != nil {
 			return &SpecError{field + ".base_fd", "a tmpfs has none"}
+		}
+		if m.Durability != "" {
+			return &SpecError{field + ".durability", "a tmpfs has none"}
 		}
 	default:
 		return &SpecError{field + ".kind", fmt.Sprintf("%q is neither %q nor %q", m.Kind, MountVolume, MountTmpfs)}

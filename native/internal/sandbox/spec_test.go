@@ -79,6 +79,7 @@ func TestInvalidEpisodes(t *testing.T) {
 		"mounts[0].fd":                  func(d map[string]any) { mount(d)["fd"] = 8 },
 		"mounts[0].kind":                func(d map[string]any) { mount(d)["kind"] = "bind" },
 		"mounts[0].destination":         func(d map[string]any) { mount(d)["destination"] = "/v/../w" },
+		"mounts[0].durability":          func(d map[string]any) { mount(d)["durability"] = "disk" },
 		"mounts[0].size_bytes":          func(d map[string]any) { mount(d)["size_bytes"] = 5 },
 		"mounts[1].destination":         func(d map[string]any) { mount(d)["destination"] = "/t" },
 		"network.mode":                  func(d map[string]any) { object(d, "network")["mode"] = "host" },

@@ -249,6 +249,11 @@ func (e *Episode) adoptDescriptors() error {
 				return err
 			}
 		}
+		if m.BaseFD != nil {
+			if err := check(fmt.Sprintf("mounts[%d].base_fd", i), *m.BaseFD); err != nil {
+				return err
+			}
+		}
 	}
 	if e.LifelineFD != nil {
 		if err := check("lifeline_fd", *e.LifelineFD); err != nil {

@@ -36,14 +36,14 @@ func (s *sentry) openVolumes() error {
 	return nil
 }
 
-// openVolume opens the ext4 file system on a descriptor. The image's clean flag is off from here until it is closed.
+// openVolume opens the ext4 file system on a descriptor. The image says that its journal must be replayed from here until it is closed.
 func openVolume(fd, base int, m Mount) (*sentryfs.Volume, error) {
 	dev, err := openDevice(fd, base, m)
 	if err != nil {
 		return nil, err
 	}
 	v := &sentryfs.Volume{Key: m.Destination, Dev: dev}
-	if v.FS, err = ext4.Open(dev, ext4.Options{ReadOnly: m.ReadOnly}); err != nil {
+	if v.FS, err = ext4.Open(dev, ext4.Options{ReadOnly: m.ReadOnly, Durable: m.Durability == DurabilityHost}); err != nil {
 		return nil, err
 	}
 	return v, nil
@@ -52,7 +52,8 @@ func openVolume(fd, base int, m Mount) (*sentryfs.Volume, error) {
 // openDevice opens what lies below a volume: the image, or a delta and its backing file.
 func openDevice(fd, base int, m Mount) (blockdev.Device, error) {
 	if base >= 0 {
-		return blockdev.NewDelta(fd, base, blockdev.DeltaOptions{ReadOnly: m.ReadOnly, Eager: true})
+		// Without flushes, what was written must outlive this process as it is.
+		return blockdev.NewDelta(fd, base, blockdev.DeltaOptions{ReadOnly: m.ReadOnly, Eager: m.Durability != DurabilityHost})
 	}
 	if delta, err := blockdev.IsDelta(fd); err != nil {
 		return nil, err

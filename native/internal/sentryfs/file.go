@@ -82,11 +82,8 @@ func (fd *fileDescription) SetPosixACL(ctx context.Context, t vfs.ACLType, acl *
 	return list, mode, err
 }
 
-// Sync implements vfs.FileDescriptionImpl.Sync.
-func (fd *fileDescription) Sync(context.Context, vfs.SyncOptions) error {
-	i := fd.inode()
-	if i.fs.vol.FS.ReadOnly() {
-		return nil
-	}
-	return toErr(i.ei.Sync(false))
+// Sync implements vfs.FileDescriptionImpl.Sync. On a volume that an error has made read-only it fails, unlike on one that was
+// mounted so: what was written may be lost.
+func (fd *fileDescription) Sync(_ context.Context, opts vfs.SyncOptions) error {
+	return toErr(fd.inode().ei.Sync(opts.DataOnly))
 }

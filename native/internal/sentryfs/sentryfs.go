@@ -219,12 +219,7 @@ func (fs *filesystem) Release(ctx context.Context) {
 }
 
 // Sync implements vfs.FilesystemImpl.Sync.
-func (fs *filesystem) Sync(context.Context) error {
-	if fs.vol.FS.ReadOnly() {
-		return nil
-	}
-	return toErr(fs.vol.FS.Sync())
-}
+func (fs *filesystem) Sync(context.Context) error { return toErr(fs.vol.FS.Sync()) }
 
 // MountOptions implements vfs.FilesystemImpl.MountOptions.
 func (fs *filesystem) MountOptions() string { return "" }
