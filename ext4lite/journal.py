@@ -27,6 +27,7 @@ from typing import Any
 from ext4lite import bitmap, hostfs
 from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
+from ext4lite.checksum import superblock_checksum
 from ext4lite.errors import CorruptImage, Unsupported, VolumeFull
 from ext4lite.extents import ENTRY, HEADER, ROOT_MAX, Extent
 from ext4lite.geometry import MIN_JOURNAL_BLOCKS, default_journal_blocks
@@ -46,6 +47,8 @@ _MOST_BLOCKS = 10_240_000
 _LEAST_LOG = 512
 """Blocks of the log proper, without fast commits."""
 _ZERO_STEP = 1 << 20
+_SECTOR = 512
+_KBYTES_WRITTEN = 0x178  # byte of s_kbytes_written in the superblock
 
 
 @dataclass(slots=True)
@@ -283,7 +286,12 @@ class _Creation:
                     handle.write(number, bytes(data))
             journal.commit()
             number = c.SUPERBLOCK_OFFSET // v.block_size
-            v.write_raw(number, bytes(v.cache.get(number)))  # from here on there is a journal
+            block = bytearray(v._blocks.read(number))
+            at = c.SUPERBLOCK_OFFSET % v.block_size
+            new = bytes(v.cache.get(number)[at : at + c.SUPERBLOCK_SIZE])
+            old = bytes(block[at : at + c.SUPERBLOCK_SIZE])
+            block[at : at + c.SUPERBLOCK_SIZE] = _in_one_sector(old, new, sums=v.super.metadata_csum)
+            v.write_raw(number, bytes(block))  # from here on there is a journal
             v._blocks.flush()
         except BaseException:
             v.abandon()
@@ -315,6 +323,32 @@ class _Creation:
         first = pieces[0].physical
         v.write_raw(first, _empty_log(v.super, blocks))
         return Log.open(v._blocks, pieces, v._at("the new journal"))
+
+
+def _in_one_sector(old: bytes, new: bytes, *, sums: bool) -> bytes:
+    """Return a superblock with the first sector of ``new`` and the second of ``old``: written whole or not at all.
+
+    So that the checksum, which is in the second, is right, the number of kilobytes ever written is made to fit. The log
+    has the true superblock, which recovery brings. (crc32c is linear: each bit of a field changes it in one way.)
+    """
+    mixed = bytearray(new[:_SECTOR] + old[_SECTOR:])
+    if not sums:
+        return bytes(mixed)
+    at = _KBYTES_WRITTEN
+    mixed[at : at + 4] = bytes(4)
+    base = superblock_checksum(bytes(mixed))
+    rows = []
+    for bit in range(32):
+        mixed[at : at + 4] = (1 << bit).to_bytes(4, "little")
+        rows.append((superblock_checksum(bytes(mixed)) ^ base, 1 << bit))
+    wanted, value = base ^ int.from_bytes(old[-4:], "little"), 0
+    for bit in range(31, -1, -1):  # elimination: one row for each leading bit
+        row = next(r for r in rows if r[0].bit_length() == bit + 1)
+        rows = [(r[0] ^ row[0], r[1] ^ row[1]) if r[0] >> bit & 1 else r for r in rows if r is not row]
+        if wanted >> bit & 1:
+            wanted, value = wanted ^ row[0], value ^ row[1]
+    mixed[at : at + 4] = value.to_bytes(4, "little")
+    return bytes(mixed)
 
 
 def _empty_log(sb: Super, blocks: int) -> bytes:

@@ -43,17 +43,18 @@ _CAPABILITY = xattrs.split_name(b"security.capability")
 
 
 class _Twins:
-    """Where content lies that others may share, by a digest; the ones used last are remembered."""
+    """Where content lies that others may share, by checksum and length; the ones noted last are remembered.
+
+    Who finds one compares it: nothing is lost by two contents of the same checksum but that they are not both found.
+    """
 
     def __init__(self) -> None:
-        self._places: OrderedDict[bytes, int] = OrderedDict()
-        self._digests: dict[int, bytes] = {}
+        self._places: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._digests: dict[int, tuple[int, int]] = {}
 
     @staticmethod
-    def _digest(content: bytes) -> bytes:
-        from hashlib import blake2b  # loads OpenSSL, which short commands do without
-
-        return blake2b(content, digest_size=16).digest()
+    def _digest(content: bytes) -> tuple[int, int]:
+        return crc32c(0, content), len(content)
 
     def find(self, content: bytes) -> int | None:
         """Return the number of the block or inode that had this content when it was noted."""

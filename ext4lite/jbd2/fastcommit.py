@@ -127,6 +127,11 @@ class _Model:
         self.patch = Patch(volume, overlay, now)
         self.states: dict[int, _State] = {}
         self.directories: dict[int, _Directory] = {}
+        self.inline: dict[int, list[tuple[int, bytes, int]]] = {}
+        """Names (tag, name, inode) that came and went in a directory inside its inode, since its record was seen last.
+
+        The record has them, unless the directory outgrew its inode meanwhile.
+        """
 
     def _at(self, ino: int) -> str:
         return f"{self.volume.where}: fast commit, inode {ino}"
@@ -205,11 +210,42 @@ class _Model:
         if extra & 3 or 128 + extra > size:
             raise CorruptImage(f"extra size {extra} is impossible", where=self._at(ino))
         fields = Inode.unpack(whole[: 128 + extra] + bytes(Inode.SIZE))
+        recent = self.inline.pop(ino, [])
+        was = state.record
+        if was.type == c.S_IFDIR and was.fields.i_flags & c.INLINE_DATA_FL and not flags & c.INLINE_DATA_FL:
+            self._outgrown(was, recent)
         if fields.i_generation != state.record.fields.i_generation:
             state.runs, state.reused = [], True
             self.directories.pop(ino, None)
         state.record = InodeRecord(ino, whole, fields, extra)
         state.links, state.known = fields.i_links_count, True
+
+    def _inline_names(self, record: InodeRecord) -> dict[bytes, tuple[int, int]]:
+        data = self.volume._inline(record)
+        entries = [e for part in (data[4:60], data[60:]) for e in self.volume._parse(part, self._at(record.ino))]
+        return {name: (child, kind) for name, child, kind in entries}
+
+    def _require_inline_names(self) -> None:
+        """Refuse what would be lost: names in a directory inside its inode whose record does not have them."""
+        for ino, recent in self.inline.items():
+            names = self._inline_names(self._state(ino).record)
+            last = {name: (tag, child) for tag, name, child in recent}
+            for name, (tag, child) in last.items():
+                if (names.get(name, (0, 0))[0] == child) == (tag == c.FC_UNLINK):
+                    what = "fast commits change names in a directory that lies inside its inode (inline_data)"
+                    raise Unsupported(what, where=self._at(ino), hint="run e2fsck -fy on it")
+
+    def _outgrown(self, was: InodeRecord, recent: list[tuple[int, bytes, int]]) -> None:
+        """A directory does not fit into its inode any more: its names begin with those that were there."""
+        if was.size < 4:
+            raise CorruptImage("is a directory without a parent", where=self._at(was.ino))
+        names = self._inline_names(was)
+        for tag, name, child in recent:
+            if tag == c.FC_UNLINK:
+                names.pop(name, None)
+            else:
+                names[name] = child, c.FT_BY_MODE.get(self._state(child).record.type, 0)
+        self.directories[was.ino] = _Directory(int.from_bytes(was.fields.i_block[:4], "little"), names)
 
     def _range(self, ino: int, logical: int, count: int, new: Extent | None) -> None:
         """Replace the file's blocks ``logical`` … by a new run, or by a hole."""
@@ -241,6 +277,8 @@ class _Model:
                 return
             raise CorruptImage("has a name, but nobody says what it is", where=self._at(ino))
         inside = self._directory(parent)
+        if inside is None:
+            self.inline.setdefault(parent, []).append((tag, name, ino))
         if tag == c.FC_UNLINK:
             if inside is not None and inside.names.get(name, (0, 0))[0] == ino:
                 del inside.names[name]
@@ -262,6 +300,7 @@ class _Model:
 
     def finish(self) -> None:
         """Write every inode and directory of the model, then the bitmaps."""
+        self._require_inline_names()
         patch = self.patch
         states = [s for s in self.states.values() if s.known]
         before = merged(run for s in states for run in s.before)

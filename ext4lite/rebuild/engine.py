@@ -18,12 +18,14 @@ from ext4lite.rebuild.relocate import (
     attribute_block,
     blocks_of,
     directory_block,
+    entries,
+    inline_areas,
     inside_entries,
     renumber_attributes,
     set_blocks,
 )
 from ext4lite.rebuild.report import Progress
-from ext4lite.rebuild.survey import Source, Survey, entries, inline_areas
+from ext4lite.rebuild.survey import Source, Survey
 from ext4lite.rebuild.tables import Tables
 from ext4lite.rebuild.target import Output, Space
 

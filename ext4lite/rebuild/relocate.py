@@ -19,6 +19,7 @@ BLOCK_AT = 40  # of i_block
 _U32 = Struct("<I")
 _ENTRY = XattrEntryHeader.STRUCT
 _INUM = 4  # of e_value_inum
+_FSCK = "run e2fsck -fy on it"
 _SECTORS_32 = 1 << 32
 _SECTORS_48 = 1 << 48
 
@@ -96,10 +97,38 @@ def attribute_block(data: bytes, number: int, numbers: Numbers, seed: int | None
     return bytes(block)
 
 
+def entries(data: bytes | bytearray, start: int, end: int, where: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield (position, inode number, whether it is ``.`` or ``..``) of the entries in use. CorruptImage."""
+    at = start
+    unpack_from = directory.HEADER.unpack_from
+    while at < end:
+        if at + 8 > end:
+            raise CorruptImage(f"directory entry at byte {at} is cut off", where=where, hint=_FSCK)
+        ino, size, name_len, _ = unpack_from(data, at)
+        if size in (0, 65535) and end - start == 65536:
+            size = 65536
+        if size < 8 + (name_len if ino else 0) or size & 3 or at + size > end:
+            raise CorruptImage(f"directory entry at byte {at} has length {size}", where=where, hint=_FSCK)
+        if ino:
+            dots = data[at + 8] == 46 and (name_len == 1 or (name_len == 2 and data[at + 9] == 46))
+            yield at, ino, dots
+        at += size
+
+
+def inline_areas(record: InodeRecord, where: str) -> list[tuple[int, int]]:
+    """Return the (start, end) in the raw record of an inline directory's entries.
+
+    They begin behind the parent's number in ``i_block``, and go on in the attribute ``system.data``.
+    """
+    areas = [(BLOCK_AT + 4, BLOCK_AT + 60)]
+    for entry in inside_entries(record, where):
+        if entry.is_inline_data and entry.size:
+            areas.append((entry.value_at, entry.value_at + entry.size))
+    return areas
+
+
 def directory_block(data: bytes, numbers: Numbers, seed: int | None, indexed: bool, where: str) -> bytes:
     """Return a directory's block with the new numbers, sealed with the directory's new seed. CorruptImage."""
-    from ext4lite.rebuild.survey import entries
-
     block = bytearray(data)
     for at, ino, _ in entries(data, 0, len(data), where):
         _U32.pack_into(block, at, numbers(ino))

@@ -19,9 +19,9 @@ from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc
 from ext4lite.rebuild.maps import Demand
+from ext4lite.rebuild.relocate import entries, inline_areas
 from ext4lite.volume import Volume
 
-_ENTRY = directory.HEADER
 _FSCK = "run e2fsck -fy on it"
 _REFRESH = 4096  # groups whose descriptors may be kept in memory
 _DIR = c.S_IFDIR >> 12
@@ -167,38 +167,6 @@ class Source:
             for _, ino, dots in entries(data, 0, len(data), f"{where}, its block {logical}"):
                 if not dots:
                     yield ino
-
-
-def entries(data: bytes | bytearray, start: int, end: int, where: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield (position, inode number, whether it is ``.`` or ``..``) of the entries in use. CorruptImage."""
-    at = start
-    unpack_from = _ENTRY.unpack_from
-    while at < end:
-        if at + 8 > end:
-            raise CorruptImage(f"directory entry at byte {at} is cut off", where=where, hint=_FSCK)
-        ino, size, name_len, _ = unpack_from(data, at)
-        if size in (0, 65535) and end - start == 65536:
-            size = 65536
-        if size < 8 + (name_len if ino else 0) or size & 3 or at + size > end:
-            raise CorruptImage(f"directory entry at byte {at} has length {size}", where=where, hint=_FSCK)
-        if ino:
-            dots = data[at + 8] == 46 and (name_len == 1 or (name_len == 2 and data[at + 9] == 46))
-            yield at, ino, dots
-        at += size
-
-
-def inline_areas(record: InodeRecord, where: str) -> list[tuple[int, int]]:
-    """Return the (start, end) in the raw record of an inline directory's entries.
-
-    They begin behind the parent's number in ``i_block``, and go on in the attribute ``system.data``.
-    """
-    from ext4lite.rebuild.relocate import BLOCK_AT, inside_entries
-
-    areas = [(BLOCK_AT + 4, BLOCK_AT + 60)]
-    for entry in inside_entries(record, where):
-        if entry.is_inline_data and entry.size:
-            areas.append((entry.value_at, entry.value_at + entry.size))
-    return areas
 
 
 def explore(source: Source) -> Survey:

@@ -122,9 +122,10 @@ def fill_journal(path: Path, *, journal_mib: int = 64, volume_mib: int = 0, seed
         noise = r.randbytes(1 << 20)
         total = 0
         room = journal.log.last - journal.log.first
-        while room - total - total // 200 > 1500:
+        each = min(1000, journal.most_changes)
+        while room - total - total // 50 > each + each // 50 + 20:
             with journal.begin() as h:
-                for _ in range(min(1000, journal.most_changes)):
+                for _ in range(each):
                     at = r.randrange((1 << 20) - size)
                     h.write(r.choice(empty) * per + r.randrange(per), noise[at : at + size])
             total += len(journal._running)

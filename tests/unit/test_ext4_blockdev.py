@@ -253,9 +253,9 @@ def test_a_guest_needs_known_features(image: Path) -> None:
         open_for_guest(image)
     open_for_guest(image, readonly=True).close()
     patch_super(image, s_feature_incompat=good | 0x10000)
-    for attempt in (lambda: open_for_guest(image, readonly=True).close(), lambda: Volume.open(image).close()):
-        with pytest.raises(Unsupported, match="encrypt"):
-            attempt()  # type: ignore[no-untyped-call]
+    with pytest.raises(Unsupported, match="encrypt"):
+        open_for_guest(image, readonly=True)
+    Volume.open(image).close()  # what is not encrypted can be read
     patch_super(image, s_feature_incompat=good | 0x400000)
     with pytest.raises(Unsupported, match="FEATURE_I22"):
         Volume.open(image)
