@@ -210,7 +210,7 @@ func (i *Inode) read() error {
 		}
 	}
 	i.sizeHint.Store(size)
-	i.tailDirty = i.isRegular() // a crash may have left what a mapping put there
+	i.tailDirty = i.isRegular()      // a crash may have left what a mapping put there
 	if j := i.fs.journal; j != nil { // it may have been in memory before, and changed
 		i.syncTid.Store(j.Running())
 		i.dataTid.Store(j.Running())
