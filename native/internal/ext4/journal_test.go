@@ -1,9 +1,12 @@
 package ext4
 
 import (
+	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
@@ -233,5 +236,74 @@ func TestWhatACrashLeftBehindTheEnd(t *testing.T) {
 		}
 		f.DecRef()
 		finish(t, fs, img)
+	}
+}
+
+// TestKilledWhileTruncating: between the steps of a truncation or deletion the orphan list has what recovery needs.
+func TestKilledWhileTruncating(t *testing.T) {
+	img := mkfs(t, 32<<20, "-b", "1024", "-g", "256", "-N", "256", "-J", "size=1", "-O", "^resize_inode")
+	before := img + ".before"
+	var trace bytes.Buffer
+	dev := &recorder{Device: device(t, img, false), out: bufio.NewWriter(&trace)}
+	var fs *FS
+	steps := 0
+	var err error
+	fs, err = Open(dev, Options{CommitInterval: time.Hour, NoDiscard: true, BeforeFree: func(*Inode, int64, int64) {
+		steps++
+		must(t, fs.Sync()) // a commit between any two steps
+	}})
+	must(t, err)
+	for _, name := range []string{"cut", "gone"} {
+		f := mkfile(t, fs.Root(), name, nil)
+		for n := range int64(2000) {
+			_, err := f.WriteAt([]byte{1}, n*5*1024)
+			must(t, err)
+		}
+		f.DecRef()
+	}
+	must(t, fs.Sync())
+	copyFile(t, img, before)
+	dev.mu.Lock()
+	must(t, dev.out.Flush())
+	trace.Reset()
+	dev.mu.Unlock()
+	f, err := lookup(fs, "cut")
+	must(t, err)
+	must(t, f.Truncate(100))
+	f.DecRef()
+	must(t, fs.Root().Unlink("gone"))
+	must(t, fs.Sync())
+	dev.mu.Lock()
+	must(t, dev.out.Flush())
+	events := bytes.Clone(trace.Bytes())
+	dev.mu.Unlock()
+	finish(t, fs, img)
+
+	disk, err := os.ReadFile(before)
+	must(t, err)
+	orphans, cuts := 0, 0
+	for at := 0; at < len(events); {
+		kind, off, n := events[at], binary.LittleEndian.Uint64(events[at+1:]), int(binary.LittleEndian.Uint64(events[at+9:]))
+		at += 17
+		if kind != eventWrite {
+			continue
+		}
+		copy(disk[off:], events[at:at+n])
+		at += n
+		if cuts++; cuts > 40 {
+			break
+		}
+		must(t, os.WriteFile(before, disk, 0o600))
+		out, err := exec.Command("e2fsck", "-fy", before).CombinedOutput()
+		// e2fsck does not count what it frees of orphans into the superblock it has from the log.
+		problems := bytes.Count(out, []byte("Fix? yes")) - bytes.Count(out, []byte("Free blocks count wrong (")) - bytes.Count(out, []byte("Free inodes count wrong ("))
+		if err != nil && !strings.Contains(err.Error(), "status 1") || problems > 0 {
+			t.Fatalf("killed at write %d: %v\n%s", cuts, err, out)
+		}
+		orphans += bytes.Count(out, []byte("orphaned inode"))
+		fsck(t, before)
+	}
+	if steps < 4 || cuts < steps || orphans < steps-2 {
+		t.Errorf("%d steps, %d cuts, %d orphans: the truncation was not interrupted", steps, cuts, orphans)
 	}
 }
