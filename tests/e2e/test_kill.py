@@ -172,8 +172,9 @@ def judge(user: User, volume: Path, promises: Promises) -> None:
     for copy in (ours, kernels):
         subprocess.run(["cp", "--sparse=always", "--preserve=ownership", volume, copy], check=True)
     try:
-        shown = json.loads(ext4lite(user, "inspect", "--json", str(ours)).stdout)
-        assert shown, "a killed volume cannot be inspected"
+        shown = ext4lite(user, "inspect", "--json", str(ours))
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout)["state"] == "needs recovery"
         done = ext4lite(user, "recover", str(ours))
         assert done.returncode == 0, done.stderr
         fsck(ours)
