@@ -35,7 +35,7 @@ def with_full_journal(image: Path) -> None:
     Its blocks are files' metadata and, with ``data=journal``, files' content. Nothing of that is in its place yet.
     """
     words = ["mke2fs", "-q", "-F", "-t", "ext4", "-J", "size=64", str(image), "1G"]
-    subprocess.run(words, check=True)
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     r = random.Random(3)
     with crashing(image, "data=journal", "commit=600") as point:
         for number in range(28):

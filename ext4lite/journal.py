@@ -36,8 +36,8 @@ from ext4lite.jbd2.log import Blocks, Log, super_checksum, write_back
 from ext4lite.jbd2.transaction import Journal
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import JournalSuperBlock
-from ext4lite.resize_plan import require_resizable, shape_of
-from ext4lite.resize_volume import LayoutVolume
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.shape import require_resizable, shape_of
 from ext4lite.super import Super, read_super
 from ext4lite.volume import Volume
 

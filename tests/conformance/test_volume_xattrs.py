@@ -82,9 +82,9 @@ def test_values_in_inodes_of_their_own(tmp_path: Path, options: str) -> None:
             v.set_xattr(v.resolve(f"/k{i}"), b"user.z", b"small")
     fsck(image)
     with Volume.open(image, mode="rw") as v:
-        for path, _ in list(v.walk()):
-            if path != b"/lost+found":
-                v.unlink(path)
+        for name, _ in list(v.walk()):
+            if name != b"/lost+found":
+                v.unlink(name)
         assert v.statfs() == empty
     fsck(image)
 

@@ -362,7 +362,7 @@ def test_no_write_is_lost_beside_compactions(tmp_path: Path) -> None:
     )
     flag = tmp_path / "flag"
     flag.touch()
-    words = [sys.executable, "-c", code, image, "stop", flag]
+    words = [sys.executable, "-c", code, str(image), "stop", str(flag)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"

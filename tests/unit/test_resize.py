@@ -16,8 +16,8 @@ from ext4lite.jbd2.transaction import Journal
 from ext4lite.mkfs import mkfs
 from ext4lite.recover import recover
 from ext4lite.resize import resize
-from ext4lite.resize_grow import new_groups
-from ext4lite.resize_plan import Shape, reshaped, shape_of
+from ext4lite.resize.grow import new_groups
+from ext4lite.shape import Shape, reshaped, shape_of
 from ext4lite.volume import Volume
 from support.ext4_judges import fsck, run, tool
 from support.volume_model import make

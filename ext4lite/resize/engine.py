@@ -1,8 +1,7 @@
-"""A volume made larger or smaller, in place, so that a killed process leaves the old volume or the new one.
+"""One resizing: what is to be done, in which way, and what is tried when that does not go.
 
-A volume with a journal is changed through it: see ``resize_grow`` and ``resize_shrink``. Without one, and when
-something does not fit a transaction, the work is done on a copy (blocks shared where the host can), which then takes
-the name.
+A volume with a journal is changed through it: see ``grow.py`` and ``shrink.py``. Without one, and when something does
+not fit a transaction, the work is done on a copy (blocks shared where the host can), which then takes the name.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ from ext4lite.errors import HostError, Unsupported, VolumeFull
 from ext4lite.jbd2.log import Blocks
 from ext4lite.jbd2.transaction import TransactionTooLarge
 from ext4lite.layout import constants as c
-from ext4lite.resize_grow import Growth, wanted_for_descriptors, write_copies
-from ext4lite.resize_move import JournalInTheWay
-from ext4lite.resize_plan import (
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.resize.grow import Growth, wanted_for_descriptors, write_copies
+from ext4lite.resize.move import JournalInTheWay
+from ext4lite.resize.shrink import Shrinkage, smallest
+from ext4lite.shape import (
     Shape,
     has_resize_inode,
     has_stable_inodes,
@@ -33,8 +34,6 @@ from ext4lite.resize_plan import (
     reshaped,
     shape_of,
 )
-from ext4lite.resize_shrink import Shrinkage, smallest
-from ext4lite.resize_volume import LayoutVolume
 from ext4lite.super import Super, read_super
 from ext4lite.units import human
 

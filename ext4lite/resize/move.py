@@ -21,8 +21,8 @@ from ext4lite.inode import InodeRecord
 from ext4lite.jbd2.transaction import TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import XattrHeader
-from ext4lite.resize_plan import Shape
-from ext4lite.resize_volume import LayoutVolume
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.shape import Shape
 
 _CHUNK = 1 << 20
 _METADATA_A_STEP = 32

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ext4lite import bitmap, resize_inode
+from ext4lite import bitmap
 from ext4lite.alloc import Group
 from ext4lite.checksum import crc32c, group_desc_checksum, group_desc_crc16
 from ext4lite.errors import Unsupported
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc
-from ext4lite.resize_move import Mover
-from ext4lite.resize_plan import Shape, has_resize_inode
-from ext4lite.resize_volume import LayoutVolume
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.resize import resize_inode
+from ext4lite.resize.move import Mover
+from ext4lite.shape import Shape, has_resize_inode
 from ext4lite.super import Super
 
 _LENT_GROUPS = 32

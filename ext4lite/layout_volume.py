@@ -13,7 +13,7 @@ from ext4lite.jbd2.log import Blocks, FileBlocks
 from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
-from ext4lite.resize_plan import Shape, require_resizable
+from ext4lite.shape import Shape, require_resizable
 from ext4lite.super import read_super
 from ext4lite.writer import WritableVolume
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from struct import Struct, pack
 
 from ext4lite.errors import CorruptImage
-from ext4lite.resize_move import RESIZE_INO
-from ext4lite.resize_plan import Shape
-from ext4lite.resize_volume import LayoutVolume
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.resize.move import RESIZE_INO
+from ext4lite.shape import Shape
 
 _POINTER = Struct("<I")
 _DIND_AT = 4 * 13

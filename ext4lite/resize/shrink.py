@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ext4lite import resize_inode
 from ext4lite.alloc import Group
 from ext4lite.errors import VolumeFull
 from ext4lite.layout import constants as c
-from ext4lite.resize_move import Mover, Renumberer
-from ext4lite.resize_plan import LEAST_IN_LAST_GROUP, Shape, has_resize_inode, reshaped
-from ext4lite.resize_volume import LayoutVolume
+from ext4lite.layout_volume import LayoutVolume
+from ext4lite.resize import resize_inode
+from ext4lite.resize.move import Mover, Renumberer
+from ext4lite.shape import LEAST_IN_LAST_GROUP, Shape, has_resize_inode, reshaped
 
 
 class Shrinkage:
