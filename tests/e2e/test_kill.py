@@ -203,6 +203,7 @@ def campaign(user: User, rounds: int, seed: int, *, longest: float, load: str = 
             seconds = r.uniform(0.05, longest)
             kill(user, volume, promises, seed * 1000 + number, seconds=seconds, options=options, load=load)
             judge(user, volume, promises)
+            print(f"kill {number}: fine, {promises.count} promises", flush=True)
             if number % 5 == 4:  # makes room
                 promises = Promises(count=promises.count)
                 cleared = user.launch(
@@ -230,5 +231,8 @@ def test_kills_of_a_docker_host(user: User) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_two_hundred_kills(user: User) -> None:
-    assert campaign(user, 170, 3, longest=4.0) > 5000
-    campaign(user, 30, 4, longest=8.0, load="docker", size="2G")
+    """Or as many as GVX_KILLS says, some of them of docker hosts."""
+    kills = int(os.environ.get("GVX_KILLS", "200"))
+    docker = kills * 15 // 100
+    assert campaign(user, kills - docker, 3, longest=4.0) > kills * 10
+    campaign(user, docker, 4, longest=8.0, load="docker", size="2G")
