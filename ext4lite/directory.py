@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from struct import Struct
 
 from ext4lite.checksum import crc32c
@@ -18,6 +20,7 @@ DX_NODE_AT = 8
 _DX = DxEntry.STRUCT
 _U32X2 = Struct("<II")
 _DOTS = (b".", b"..")
+_PART_BITS = 7
 DirEntry = tuple[bytes, int, int]
 """(name, inode number, file type as in FT_BY_MODE)."""
 
@@ -133,6 +136,16 @@ def _dots(ino: int, parent: int) -> list[DirEntry]:
     return [(b".", ino, 2), (b"..", parent, 2)]
 
 
+def linear_size(lengths: Iterable[int]) -> int:
+    """Bytes that a directory's only block must have for names of these lengths."""
+    return 2 * entry_size(2) + sum(entry_size(length) for length in lengths) + TAIL_SIZE
+
+
+def pack_linear(ino: int, parent: int, entries: Sequence[DirEntry], block_size: int, seed: int) -> bytes:
+    """Return the only block of a directory, with ``.`` and ``..`` before ``entries``, which must fit."""
+    return pack_leaf([*_dots(ino, parent), *entries], block_size, seed)
+
+
 def build(
     ino: int,
     parent: int,
@@ -148,42 +161,96 @@ def build(
     ``seed`` is the inode's checksum seed. Raises Unsupported when the index would need a third level (over 20 million
     names).
     """
-    linear = [*_dots(ino, parent), *entries]
-    if sum(entry_size(len(e[0])) for e in linear) <= block_size - TAIL_SIZE:
-        return [pack_leaf(linear, block_size, seed)], False
-    version = effective_version(HALF_MD4, unsigned)
-    hashed = sorted((name_hash(e[0], version, hash_seed), e) for e in entries)
-    leaves: list[tuple[int, list[DirEntry]]] = []
-    room, last_hash = 0, -1
-    for (major, _), entry in hashed:
-        size = entry_size(len(entry[0]))
-        if size > room:
-            # Bit 0 of an index entry's hash says that names of the same hash began in the block before.
-            leaves.append((major | (major == last_hash), []))
-            room = block_size - TAIL_SIZE
-        leaves[-1][1].append(entry)
-        room -= size
-        last_hash = major
-    packed = [pack_leaf(part, block_size, seed) for _, part in leaves]
-    root_limit = (block_size - DX_ROOT_AT - DxTail.SIZE) // _DX.size
-    node_limit = (block_size - DX_NODE_AT - DxTail.SIZE) // _DX.size
-    if len(leaves) <= root_limit:
-        index = [(first, 1 + i) for i, (first, _) in enumerate(leaves)]
-        return [
-            _dx_root(ino, parent, index, levels=0, limit=root_limit, block_size=block_size, seed=seed),
-            *packed,
-        ], True
-    groups = [range(s, min(s + node_limit, len(leaves))) for s in range(0, len(leaves), node_limit)]
-    if len(groups) > root_limit:
-        raise Unsupported(f"a directory of {len(entries)} names is too large")
-    base = 1 + len(groups)
-    nodes = [_dx_node([(leaves[i][0], base + i) for i in part], node_limit, block_size, seed) for part in groups]
-    index = [(leaves[part[0]][0], 1 + i) for i, part in enumerate(groups)]
-    return [
-        _dx_root(ino, parent, index, levels=1, limit=root_limit, block_size=block_size, seed=seed),
-        *nodes,
-        *packed,
-    ], True
+    if linear_size(len(entry[0]) for entry in entries) <= block_size:
+        return [pack_linear(ino, parent, entries, block_size, seed)], False
+    hashed = HashedDirectory(
+        ino,
+        parent,
+        ((key, entry[0]) for key, entry in enumerate(entries)),
+        entries.__getitem__,
+        block_size=block_size,
+        seed=seed,
+        hash_seed=hash_seed,
+        unsigned=unsigned,
+    )
+    return list(hashed.blocks()), True
+
+
+class HashedDirectory:
+    """A directory with an index, laid out before its blocks are packed one by one: 16 bytes of memory a name.
+
+    ``names`` gives a key and the name of each entry, ``entry`` the entry of a key (a number below 2^32); the other
+    arguments and the errors are :func:`build`'s.
+    """
+
+    def __init__(
+        self,
+        ino: int,
+        parent: int,
+        names: Iterable[tuple[int, bytes]],
+        entry: Callable[[int], DirEntry],
+        *,
+        block_size: int,
+        seed: int,
+        hash_seed: Sequence[int],
+        unsigned: bool,
+    ) -> None:
+        self._ino, self._parent, self._entry = ino, parent, entry
+        self._block_size, self._seed = block_size, seed
+        self._order = array("I")
+        self._firsts = array("I")  # of each leaf, its first hash
+        self._starts = array("I")  # and where in the order it begins
+        self._lay_out(names, effective_version(HALF_MD4, unsigned), hash_seed)
+        leaves = len(self._firsts)
+        self._root_limit = (block_size - DX_ROOT_AT - DxTail.SIZE) // _DX.size
+        self._node_limit = (block_size - DX_NODE_AT - DxTail.SIZE) // _DX.size
+        self._nodes = 0 if leaves <= self._root_limit else -(-leaves // self._node_limit)
+        if self._nodes > self._root_limit:
+            raise Unsupported(f"a directory of {len(self._order)} names is too large")
+        self.count = 1 + self._nodes + leaves
+        """How many blocks there are."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the blocks in order: the root, the index nodes if there are any, full leaves."""
+        size, seed, firsts = self._block_size, self._seed, self._firsts
+        base = 1 + self._nodes
+        index = [(first, base + i) for i, first in enumerate(firsts)]
+        groups = [index[at : at + self._node_limit] for at in range(0, len(index), self._node_limit)]
+        top = [(part[0][0], 1 + i) for i, part in enumerate(groups)] if self._nodes else index
+        levels = 1 if self._nodes else 0
+        yield _dx_root(self._ino, self._parent, top, levels=levels, limit=self._root_limit, block_size=size, seed=seed)
+        for part in groups if self._nodes else ():
+            yield _dx_node(part, self._node_limit, size, seed)
+        order, entry = self._order, self._entry
+        for start, end in pairwise([*self._starts, len(order)]):
+            yield pack_leaf([entry(key) for key in order[start:end]], size, seed)
+
+    def _lay_out(self, names: Iterable[tuple[int, bytes]], version: int, hash_seed: Sequence[int]) -> None:
+        """Sort by hash and cut into leaves. Sorted is by parts, so that few Python objects exist at a time."""
+        parts = [(array("Q"), array("I"), array("B")) for _ in range(1 << _PART_BITS)]
+        for key, name in names:
+            major, minor = name_hash(name, version, hash_seed)
+            hashes, keys, lengths = parts[major >> (32 - _PART_BITS)]
+            hashes.append(major << 32 | minor)
+            keys.append(key)
+            lengths.append(len(name))
+        room, last_hash = 0, -1
+        order, entry = self._order, self._entry
+        for hashes, keys, lengths in parts:
+            part = sorted(zip(hashes, keys, lengths, strict=True))
+            if any(a[0] == b[0] for a, b in pairwise(part)):
+                part.sort(key=lambda found: (found[0], entry(found[1])[0]))
+            for both, key, length in part:
+                size = entry_size(length)
+                if size > room:
+                    major = both >> 32
+                    # Bit 0 of an index entry's hash says that names of the same hash began in the block before.
+                    self._firsts.append(major | (major == last_hash))
+                    self._starts.append(len(order))
+                    room = self._block_size - TAIL_SIZE
+                order.append(key)
+                room -= size
+                last_hash = both >> 32
 
 
 def _dx_root(

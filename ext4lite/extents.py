@@ -18,6 +18,7 @@ INDEX = ExtentIdx.STRUCT
 ROOT_MAX = 4
 _FILE_END = 1 << 32
 _ROOT_OF_ONE = Struct("<" + (HEADER.format + ENTRY.format).replace("<", ""))
+_BEHIND_ONE = bytes(60 - _ROOT_OF_ONE.size)
 
 
 @dataclass(slots=True)
@@ -91,6 +92,15 @@ def build_tree(
         entries, firsts, depth = above, above_firsts, depth + 1
     root = HEADER.pack(EXTENT_MAGIC, len(entries), ROOT_MAX, depth, 0) + b"".join(entries)
     return root + bytes(60 - len(root)), out
+
+
+def root_of_one(extent: Extent) -> bytes:
+    """Return the 60 bytes of ``i_block`` for a single written extent of at most 32768 blocks, as most files have."""
+    physical = extent.physical
+    root = _ROOT_OF_ONE.pack(
+        EXTENT_MAGIC, 1, ROOT_MAX, 0, 0, extent.logical, extent.count, physical >> 32, physical & 0xFFFFFFFF
+    )
+    return root + _BEHIND_ONE
 
 
 def read_tree(root: bytes, io: BlockReader, seed: int | None, where: str) -> tuple[list[Extent], int]:

@@ -26,7 +26,7 @@ NEVER = (
 )  # fmt: skip
 """Packages (and what is in them) that no short command needs."""
 WRITING = ("writer", "alloc", "extent_tree", "dirwrite", "jbd2", "recover")
-BUILDING = ("builder", "golden", "overlay", "populate", "compact", "rebuild", "resize")
+BUILDING = ("builder", "building", "golden", "overlay", "populate", "compact", "rebuild", "resize")
 READING = ("volume", "directory", "inode", "xattrs")
 
 
