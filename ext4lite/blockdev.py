@@ -22,6 +22,8 @@ from struct import Struct
 from types import TracebackType
 from uuid import UUID
 
+from ext4lite.backing import open_base, read_header
+from ext4lite.device import Device, FileDevice
 from ext4lite.errors import HostError, Unsupported, VolumeBusy
 from ext4lite.features import GUEST, GUEST_READ
 from ext4lite.hostfs import data_runs
@@ -286,6 +288,47 @@ def open_image(path: StrPath, *, write: bool = False) -> int:
     return fd
 
 
+def open_device(path: StrPath, *, write: bool = False, command: str = "") -> Device:
+    """Open and lock an image, be it plain or a delta over another: what every command begins with.
+
+    The lock is shared for reading, exclusive with ``write`` (then a record is left: see :func:`lock_exclusive` and
+    :func:`remove_record`). A delta's backing file is found, checked and locked too. VolumeBusy, BackingError,
+    CorruptImage, Unsupported, HostError.
+    """
+    fd = open_image(path, write=write)
+    try:
+        if write:
+            lock_exclusive(fd, path, command)
+        else:
+            lock_shared(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    try:
+        return device_at(fd, path)
+    except BaseException:
+        if write:
+            remove_record(path)
+        os.close(fd)
+        raise
+
+
+def device_at(fd: int, path: StrPath) -> Device:
+    """Return the device of the image open and locked at ``fd``; see :func:`open_device`."""
+    where = os.fspath(path)
+    header = read_header(fd, where)
+    if header is None:
+        return FileDevice(fd, where)
+    from ext4lite.delta import DeltaDevice
+
+    base, found = open_base(header, Path(path))
+    try:
+        return DeltaDevice(fd, where, header, base, str(found))
+    except BaseException:
+        os.close(base)
+        raise
+
+
 def target_path(path: StrPath) -> Path:
     """Return where a new image of this name goes: a symlink stays, and what it names is made or replaced.
 
@@ -355,6 +398,8 @@ class GuestVolume:
     uuid: UUID
     size: int
     """Bytes of the file system."""
+    base_fd: int = -1
+    """Descriptor of the backing file, read-only and under a shared lock; -1 where the volume is no delta."""
     closed: bool = False
 
     def close(self) -> None:
@@ -363,7 +408,9 @@ class GuestVolume:
             self.closed = True
             if not self.readonly:
                 remove_record(self.path)
-            os.close(self.fd)
+            for fd in (self.fd, self.base_fd):
+                if fd >= 0:
+                    os.close(fd)
 
     def __enter__(self) -> GuestVolume:
         return self
@@ -378,30 +425,24 @@ def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") 
     A journal that needs recovery is replayed first (not for ``readonly``, which writes nothing and so refuses). A clean
     volume costs one read. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported (naming the features), HostError.
     """
-    fd = open_image(path, write=not readonly)
+    image = open_device(path, write=not readonly, command=command)
     try:
-        if readonly:
-            lock_shared(fd, path)
-        else:
-            lock_exclusive(fd, path, command)
-    except BaseException:
-        os.close(fd)
-        raise
-    try:
-        found = read_super(fd, os.fspath(path), torn=True)
+        found = read_super(image, os.fspath(path), torn=True)
         _require_guest_features(found, readonly)
         if found.needs_recovery and not readonly:
             from ext4lite.recover import recover_locked
 
-            recover_locked(fd, os.fspath(path))
-            found = read_super(fd, os.fspath(path))
+            recover_locked(image, os.fspath(path))
+            found = read_super(image, os.fspath(path))
         found.require_clean()
     except BaseException:
         if not readonly:
             remove_record(path)
-        os.close(fd)
+        image.close()
         raise
-    return GuestVolume(fd, Path(path), readonly, found.uuid, found.blocks * found.block_size)
+    # Recovery has flushed: nothing of a delta is in memory only, and the guest's driver may read it afresh.
+    base = getattr(image, "base", -1)
+    return GuestVolume(image.fd, Path(path), readonly, found.uuid, found.blocks * found.block_size, base)
 
 
 def _require_guest_features(found: Super, readonly: bool) -> None:

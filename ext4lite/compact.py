@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ext4lite import hostfs
-from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record, target_path
+from ext4lite.blockdev import StrPath, open_device, open_image, remove_record, target_path
+from ext4lite.device import Device
 from ext4lite.errors import HostError
 from ext4lite.rebuild import Progress, RebuildReport, rebuild, rebuild_into
 from ext4lite.recover import recover, recover_locked
@@ -63,34 +64,31 @@ def compact(
     """
     if output is not None:
         return _to_another(path, output, size=size, keep_numbers=keep_numbers, force=force, progress=progress)
-    fd = open_image(path, write=True)
+    image = open_device(path, write=True, command=command)
     try:
-        lock_exclusive(fd, path, command)
-        try:
-            return _in_place(fd, path, size=size, keep_numbers=keep_numbers, progress=progress)
-        finally:
-            remove_record(path)
+        return _in_place(image, path, size=size, keep_numbers=keep_numbers, progress=progress)
     finally:
-        os.close(fd)
+        remove_record(path)
+        image.close()
 
 
 def _in_place(
-    fd: int, path: StrPath, *, size: int | None, keep_numbers: bool, progress: Progress | None
+    image: Device, path: StrPath, *, size: int | None, keep_numbers: bool, progress: Progress | None
 ) -> CompactReport:
     where, target = os.fspath(path), target_path(path)
-    info = os.fstat(fd)
+    info = os.fstat(image.fd)
     if not stat.S_ISREG(info.st_mode):
         raise HostError("is not a regular file", where=where, hint="--output writes the new volume to a file")
     if info.st_nlink > 1:
         what = f"the file has {info.st_nlink} names (hard links), and only one would get the new volume"
         raise HostError(what, where=where, hint="--output writes the new volume to another file")
-    recovered = recover_locked(fd, where).recovered
-    before = _host(fd)
-    volume = Volume(fd, read_super(fd, where), where)
+    recovered = recover_locked(image, where).recovered
+    before = _host(image.fd)
+    volume = Volume(image, read_super(image, where), where)
     file = hostfs.NewFile(target)
     try:
         report = rebuild_into(volume, file.fd, str(target), size=size, keep_numbers=keep_numbers, progress=progress)
-        hostfs.take_over(fd, file.fd)
+        hostfs.take_over(image.fd, file.fd)
         os.fsync(file.fd)
         after = _host(file.fd)
         file.publish(durable=True)
@@ -104,12 +102,9 @@ def _in_place(
 def _to_another(
     path: StrPath, output: StrPath, *, size: int | None, keep_numbers: bool, force: bool, progress: Progress | None
 ) -> CompactReport:
-    fd = open_image(path)
-    try:
-        dirty = read_super(fd, os.fspath(path), torn=True).needs_recovery
-        before = _host(fd)
-    finally:
-        os.close(fd)
+    with contextlib.closing(open_device(path)) as image:
+        dirty = read_super(image, os.fspath(path), torn=True).needs_recovery
+        before = _host(image.fd)
     recovered = recover(path).recovered if dirty else False
     report = rebuild(path, output, size=size, keep_numbers=keep_numbers, force=force, progress=progress)
     fd = open_image(output)

@@ -14,6 +14,8 @@ Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
 8      reflink was demanded, and the host cannot (:class:`ReflinkUnavailable`)
 9      the volume is full (:class:`VolumeFull`)
 10     what was asked for is not possible in this tree (:class:`PathError`)
+11     a delta's backing file is missing or another one (:class:`BackingError`)
+12     ``ext4lite diff --exit-code``: the volumes differ
 130    interrupted by Ctrl-C
 =====  ==================================================================
 """
@@ -21,6 +23,9 @@ Exit codes of every ``ext4lite`` command (stable, also in docs/exit-codes.md):
 from __future__ import annotations
 
 import errno
+
+EXIT_DIFFERENT = 12
+"""Not an error: ``ext4lite diff --exit-code`` found a difference."""
 
 
 class Ext4LiteError(Exception):
@@ -87,6 +92,12 @@ class VolumeFull(Ext4LiteError):
     """No free blocks or inodes are left in the volume."""
 
     exit_code = 9
+
+
+class BackingError(Ext4LiteError):
+    """A delta's backing file is missing, or is not (any more) the one that the delta was made on."""
+
+    exit_code = 11
 
 
 class PathError(Ext4LiteError):

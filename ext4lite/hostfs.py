@@ -228,11 +228,12 @@ def fiemap(fd: int) -> list[HostExtent]:
         start = out[-1].logical + out[-1].length
 
 
-def data_runs(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of what is not a hole in the first ``size`` bytes of a file."""
-    at = 0
+def data_runs(fd: int, size: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of what is not a hole in the first ``size`` bytes of a file, from ``start`` on."""
+    at = start
     if not hasattr(os, "SEEK_DATA"):
-        yield 0, size
+        if at < size:
+            yield at, size - at
         return
     while at < size:
         try:
@@ -255,27 +256,35 @@ def copy_sparse(target: int, source: int, size: int) -> int:
     """Copy ``size`` bytes between files, holes staying holes; return how many bytes were copied. OSError."""
     os.ftruncate(target, size)
     total = 0
-    kernel = hasattr(os, "copy_file_range")
     for start, length in data_runs(source, size):
-        at, end = start, start + length
-        while at < end:
-            if kernel:
-                try:
-                    done = os.copy_file_range(source, target, min(end - at, _CHUNK * 16), at, at)
-                except OSError as e:
-                    if e.errno not in NO_REFLINK:
-                        raise
-                    kernel = False
-                    continue
-            else:
-                data = os.pread(source, min(end - at, _CHUNK), at)
-                done = len(data)
-                _pwrite_nonzero(target, data, at)
-            if done == 0:
-                raise OSError(errno.EIO, "the source became shorter while it was copied")
-            at += done
-            total += done
+        copy_run(target, source, start, length)
+        total += length
     return total
+
+
+def copy_run(target: int, source: int, start: int, length: int) -> None:
+    """Copy bytes between files, from and to the same offset (where the target has a hole); by the kernel if it can.
+
+    OSError.
+    """
+    at, end = start, start + length
+    kernel = hasattr(os, "copy_file_range")
+    while at < end:
+        if kernel:
+            try:
+                done = os.copy_file_range(source, target, min(end - at, _CHUNK * 16), at, at)
+            except OSError as e:
+                if e.errno not in NO_REFLINK:
+                    raise
+                kernel = False
+                continue
+        else:
+            data = os.pread(source, min(end - at, _CHUNK), at)
+            done = len(data)
+            _pwrite_nonzero(target, data, at)
+        if done == 0:
+            raise OSError(errno.EIO, "the source became shorter while it was copied")
+        at += done
 
 
 def _pwrite_nonzero(fd: int, data: bytes, offset: int) -> None:
@@ -285,14 +294,15 @@ def _pwrite_nonzero(fd: int, data: bytes, offset: int) -> None:
     for at in range(0, len(data), step):
         piece = data[at : at + step]
         if piece != zeros[: len(piece)]:
-            _pwrite_all(fd, piece, offset + at)
+            pwrite_all(fd, piece, offset + at)
 
 
-def _pwrite_all(fd: int, data: bytes, offset: int) -> int:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, memoryview(data)[done:], offset + done)
-    return done
+def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of ``data``, also where a single call stops half-way. OSError, OverflowError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
 
 
 def take_over(old: int, new: int) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ext4lite.blockdev import StrPath
+from ext4lite.delta import as_delta
+from ext4lite.device import Device
 from ext4lite.errors import CorruptImage
 from ext4lite.inode import KIND_OF_TYPE
 from ext4lite.layout import constants as c
@@ -63,6 +65,15 @@ class Fragmentation:
 
 
 @dataclass(slots=True)
+class Backing:
+    """The file that a delta reads what it has not from, and how many bytes are its own (``shared``: the others)."""
+
+    path: str
+    private_bytes: int
+    shared_bytes: int
+
+
+@dataclass(slots=True)
 class Report:
     """Everything that ``ext4lite inspect`` shows. The last three are None where a journal was not replayed."""
 
@@ -88,6 +99,8 @@ class Report:
     usage: Usage | None
     fragmentation: Fragmentation | None
     images: list[Any] | None
+    backing: Backing | None = None
+    """Only of a delta."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
@@ -147,7 +160,16 @@ def report(volume: Volume) -> Report:
         usage=usage,
         fragmentation=fragmentation,
         images=images,
+        backing=_backing(volume.device),
     )
+
+
+def _backing(device: Device) -> Backing | None:
+    delta = as_delta(device)
+    if delta is None:
+        return None
+    private = delta.present_bytes()
+    return Backing(delta.base_where, private, delta.size() - private)
 
 
 def state_of(sb: Super) -> str:

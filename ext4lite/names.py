@@ -10,6 +10,7 @@ from typing import Literal
 
 from ext4lite import directory, paths
 from ext4lite.checksum import inode_seed
+from ext4lite.device import Handle
 from ext4lite.dirnames import NamesOnDisk
 from ext4lite.dirwrite import DirState, DirWriter, Name
 from ext4lite.errors import (
@@ -63,9 +64,9 @@ class NamesVolume(OrphanVolume):
     """Adds names; see :class:`ext4lite.writer.WritableVolume`."""
 
     def __init__(
-        self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
+        self, image: Handle, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
-        super().__init__(fd, sb, where, blocks=blocks, clock=clock)
+        super().__init__(image, sb, where, blocks=blocks, clock=clock)
         self._states: OrderedDict[int, DirState] = OrderedDict()
         self._operations = 0
 

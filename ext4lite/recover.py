@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from struct import pack
 from typing import Any
 
-from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
+from ext4lite.blockdev import StrPath, open_device, remove_record
 from ext4lite.checksum import superblock_checksum
+from ext4lite.device import Handle
 from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.inode import InodeRecord
 from ext4lite.jbd2 import fastcommit, orphans
@@ -74,25 +75,25 @@ class RecoveryResult:
         return asdict(self)
 
 
-def look(fd: int, sb: Super, where: str, *, verify: bool = True) -> Recovered:
-    """Find out how the volume open at ``fd`` is once its journal is replayed; memory grows with the journal only.
+def look(image: Handle, sb: Super, where: str, *, verify: bool = True) -> Recovered:
+    """Find out how the volume is once its journal is replayed; memory grows with the journal only.
 
     ``sb`` may be torn (:func:`~ext4lite.super.read_super`). CorruptImage, Unsupported, HostError.
     """
-    found = _replayed(FileBlocks(fd, sb.block_size, where), fd, sb, where, verify=verify)
+    found = _replayed(FileBlocks(image, sb.block_size, where), image, sb, where, verify=verify)
     if found.fast:
         fastcommit.apply(
-            Volume(fd, found.super, where, found, verify=verify), found.overlay, found.fast, int(time.time())
+            Volume(image, found.super, where, found, verify=verify), found.overlay, found.fast, int(time.time())
         )
         found.super = parse_super(_raw_super(found.overlay).pack(), sb.file_size, where, verify=verify)
     return found
 
 
 def _replayed(
-    blocks: Blocks, fd: int, sb: Super, where: str, *, verify: bool = True, progress: Progress = lambda _: None
+    blocks: Blocks, image: Handle, sb: Super, where: str, *, verify: bool = True, progress: Progress = lambda _: None
 ) -> Recovered:
     """Replay the log into an overlay, without fast commits."""
-    log = open_log(fd, sb, where, verify=verify)
+    log = open_log(image, sb, where, verify=verify)
     log.blocks = blocks
     brought = replay(log, volume_blocks=sb.file_size // sb.block_size, progress=progress)
     fast = fastcommit.scan(log, brought.end)
@@ -120,8 +121,8 @@ def _replayed(
     return Recovered(found, overlay, log, brought, fast)
 
 
-def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
-    """Open the journal of the volume at ``fd``. CorruptImage, Unsupported (an external journal), HostError."""
+def open_log(image: Handle, sb: Super, where: str, *, verify: bool = True) -> Log:
+    """Open the journal of a volume. CorruptImage, Unsupported (an external journal), HostError."""
     ino = sb.raw.s_journal_inum
     if not sb.compat & c.COMPAT_HAS_JOURNAL:
         raise CorruptImage("the journal is to be replayed, but there is none", where=where)
@@ -129,7 +130,7 @@ def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
         raise Unsupported("the volume's journal is on another device", where=where)
     # With uninit_bg alone descriptors are sealed with the UUID: when that changes, superblock and descriptors go to
     # their places together, and a crash may have let only one of them through. The journal has both.
-    volume = Volume(fd, sb, where, verify=verify and sb.metadata_csum)
+    volume = Volume(image, sb, where, verify=verify and sb.metadata_csum)
     record = volume.inode(ino)
     inside = f"{where}: journal inode {ino}"
     if record.type != c.S_IFREG or not record.fields.i_links_count:
@@ -137,7 +138,7 @@ def open_log(fd: int, sb: Super, where: str, *, verify: bool = True) -> Log:
         if found is None:
             raise CorruptImage("is not a regular file", where=inside)
         record = found
-    return Log.open(FileBlocks(fd, sb.block_size, where), volume.map(record)[0], inside)
+    return Log.open(FileBlocks(image, sb.block_size, where), volume.map(record)[0], inside)
 
 
 def _backed_up(sb: Super) -> InodeRecord | None:
@@ -175,41 +176,38 @@ def recover(
     written. Raises VolumeBusy, NeedsRecovery, CorruptImage, Unsupported, HostError.
     """
     where = os.fspath(path)
-    fd = open_image(path, write=True)
+    image = open_device(path, write=True, command=command)
     try:
-        lock_exclusive(fd, path, command)
-        try:
-            result = recover_locked(fd, where, device=device, progress=progress)
-            read_super(fd, where).require_clean()
-        finally:
-            remove_record(path)
+        result = recover_locked(image, where, device=device, progress=progress)
+        read_super(image, where).require_clean()
     finally:
-        os.close(fd)
+        remove_record(path)
+        image.close()
     return result
 
 
 def recover_locked(
-    fd: int,
+    image: Handle,
     where: str,
     *,
     device: Callable[[Blocks], Blocks] = lambda blocks: blocks,
     progress: Progress = lambda _: None,
 ) -> RecoveryResult:
-    """Do the work of :func:`recover` on a descriptor that is open for writing and holds the exclusive lock."""
+    """Do the work of :func:`recover` on an image that is open for writing and holds the exclusive lock."""
     begin = time.perf_counter()
-    sb = read_super(fd, where, torn=True)
+    sb = read_super(image, where, torn=True)
     if not sb.needs_recovery:
         return RecoveryResult(where, False)
-    blocks = device(FileBlocks(fd, sb.block_size, where))
-    result = _in_place(blocks, fd, sb, where, progress)
+    blocks = device(FileBlocks(image, sb.block_size, where))
+    result = _in_place(blocks, image, sb, where, progress)
     result.seconds = time.perf_counter() - begin
     return result
 
 
-def _in_place(blocks: Blocks, fd: int, sb: Super, where: str, progress: Progress) -> RecoveryResult:
-    found = _replayed(blocks, fd, sb, where, progress=progress)
+def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Progress) -> RecoveryResult:
+    found = _replayed(blocks, image, sb, where, progress=progress)
     log, brought = found.log, found.replay
-    volume = Volume(fd, found.super, where, found)
+    volume = Volume(image, found.super, where, found)
     result = RecoveryResult(
         where,
         True,
@@ -235,7 +233,7 @@ def _in_place(blocks: Blocks, fd: int, sb: Super, where: str, progress: Progress
     # 2. The rest becomes transactions.
     settled = Overlay(blocks, {})
     found.overlay = settled
-    volume = Volume(fd, found.super, where, found)
+    volume = Volume(image, found.super, where, found)
     log.write_super(start=brought.head, sequence=brought.end)
     blocks.flush()
     journal = Journal(log, start=brought.head, sequence=brought.end)

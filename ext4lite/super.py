@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from uuid import UUID
 
+from ext4lite.backing import read_header
 from ext4lite.checksum import fs_seed, superblock_checksum
-from ext4lite.errors import CorruptImage, HostError, NeedsRecovery, Unsupported
+from ext4lite.device import Handle, as_device
+from ext4lite.errors import CorruptImage, NeedsRecovery, Unsupported
 from ext4lite.features import READ
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
@@ -97,8 +98,8 @@ class Super:
             raise NeedsRecovery(what, where=self.where, hint="run e2fsck -fy on it")
 
 
-def read_super(fd: int, where: str, *, torn: bool = False, verify: bool = True) -> Super:
-    """Read and check the superblock of the image open at ``fd``: a single read.
+def read_super(image: Handle, where: str, *, torn: bool = False, verify: bool = True) -> Super:
+    """Read and check the superblock of an image: a single read.
 
     ``torn`` accepts one whose checksum is wrong, if it says that the journal must be replayed: a crash may have cut its
     writing in half, and then the journal has the whole one. Who asks for that must check the superblock again.
@@ -107,11 +108,11 @@ def read_super(fd: int, where: str, *, torn: bool = False, verify: bool = True) 
     Raises CorruptImage (not ext4, cut short, impossible geometry, wrong checksum), Unsupported (by the feature's name),
     HostError.
     """
-    try:
-        size = os.lseek(fd, 0, os.SEEK_END)  # fstat says 0 for a block device
-        data = os.pread(fd, c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET)
-    except OSError as e:
-        raise HostError.from_os(e, where) from e
+    if isinstance(image, int) and read_header(image, where) is not None:
+        raise Unsupported("the image is a delta", where=where, hint="ext4lite flatten it first")
+    device = as_device(image, where)
+    size = device.size()
+    data = device.read(c.SUPERBLOCK_SIZE, c.SUPERBLOCK_OFFSET)
     return parse_super(data, size, where, torn=torn, verify=verify)
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 from ext4lite import directory, extents, indirect, xattrs
-from ext4lite.blockdev import StrPath, lock_shared, open_image
+from ext4lite.blockdev import StrPath, open_device
 from ext4lite.checksum import (
     crc32c,
     group_desc_checksum,
@@ -28,7 +28,8 @@ from ext4lite.checksum import (
     inode_seed,
     xattr_block_checksum,
 )
-from ext4lite.errors import CorruptImage, HostError, Unsupported
+from ext4lite.device import Handle, as_device
+from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.extents import Extent
 from ext4lite.geometry import has_sparse_super
 from ext4lite.inode import KIND_OF_TYPE, InodeRecord, Stat, checksum_ok, stat_of
@@ -61,7 +62,7 @@ class Volume:
     """Whether nothing is written through this object."""
 
     def __init__(
-        self, fd: int, sb: Super, where: str, recovered: Recovered | None = None, *, verify: bool = True
+        self, image: Handle, sb: Super, where: str, recovered: Recovered | None = None, *, verify: bool = True
     ) -> None:
         self.recovered = recovered
         """What the journal's replay brings, laid over the image; None for a volume that is read as it is."""
@@ -72,7 +73,9 @@ class Volume:
         self.blocks = sb.blocks
         self.first_data_block = sb.first_data_block
         self.root = c.ROOT_INO
-        self._fd = fd
+        self.device = as_device(image, where)
+        """What the volume lies on."""
+        self._fd = self.device.fd
         self._inodes = sb.raw.s_inodes_count
         self._per_group = sb.raw.s_inodes_per_group
         self._inode_size = sb.inode_size
@@ -129,25 +132,24 @@ class Volume:
 
             return WritableVolume.open_for_writing(path)
         where = os.fspath(path)
-        fd = open_image(path)
+        image = open_device(path)
         try:
-            lock_shared(fd, path)
             if not replay:
-                return cls(fd, read_super(fd, where, verify=verify), where, verify=verify)
-            sb = read_super(fd, where, torn=True, verify=verify)
+                return cls(image, read_super(image, where, verify=verify), where, verify=verify)
+            sb = read_super(image, where, torn=True, verify=verify)
             if not sb.needs_recovery:
-                return cls(fd, sb, where, verify=verify)
+                return cls(image, sb, where, verify=verify)
             from ext4lite.recover import look
 
             try:
-                found = look(fd, sb, where, verify=verify)
+                found = look(image, sb, where, verify=verify)
             except CorruptImage:
                 if not dirty:
                     raise
-                return cls(fd, read_super(fd, where, verify=verify), where, verify=verify)
-            return cls(fd, found.super, where, found, verify=verify)
+                return cls(image, read_super(image, where, verify=verify), where, verify=verify)
+            return cls(image, found.super, where, found, verify=verify)
         except BaseException:
-            os.close(fd)
+            image.close()
             raise
 
     def refresh(self) -> None:
@@ -169,8 +171,8 @@ class Volume:
     def close(self) -> None:
         """Release file and lock. Harmless when called again."""
         if self._fd >= 0:
-            os.close(self._fd)
             self._fd = -1
+            self.device.close()
 
     def __enter__(self) -> Volume:
         return self
@@ -181,12 +183,8 @@ class Volume:
     # -- blocks -----------------------------------------------------------------------------------------------------
 
     def _pread(self, length: int, offset: int, where: str) -> bytes:
-        try:
-            data = os.pread(self._fd, length, offset)
-        except OSError as e:
-            raise HostError.from_os(e, self.where) from e
+        data = self.device.read(length, offset)
         if len(data) != length:
-            # pread gives at most 2 GiB at once, but nothing here asks for that much
             raise CorruptImage(f"the image ends before byte {offset + length}", where=where)
         return data if self._overlay is None else self._overlay.patch(data, offset)
 

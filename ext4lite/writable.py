@@ -19,6 +19,7 @@ from ext4lite.block_map import BlockMap
 from ext4lite.blockdev import remove_record
 from ext4lite.buffers import BlockCache
 from ext4lite.checksum import crc32c, superblock_checksum
+from ext4lite.device import Handle
 from ext4lite.errors import (
     CorruptImage,
     Ext4LiteError,
@@ -53,9 +54,9 @@ class WritableBase(Volume):
     _unchanging = False
 
     def __init__(
-        self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
+        self, image: Handle, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
-        super().__init__(fd, sb, where)
+        super().__init__(image, sb, where)
         self._window = sb.block_size  # of metadata, whole blocks are kept
         self._blocks = blocks
         self.clock = clock

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ext4lite.blockdev import StrPath, lock_exclusive, open_image, remove_record
+from ext4lite.blockdev import StrPath, open_device, remove_record
+from ext4lite.device import Handle
 from ext4lite.dirwrite import DirWriter
 from ext4lite.errors import (
     Busy,
@@ -111,12 +112,12 @@ class WritableVolume(NamesVolume):
     """An image open for reading and writing, under an exclusive lock. Not thread-safe. Made by ``Volume.open``."""
 
     def __init__(
-        self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] | None = None
+        self, image: Handle, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] | None = None
     ) -> None:
         if clock is None:
-            super().__init__(fd, sb, where, blocks=blocks)
+            super().__init__(image, sb, where, blocks=blocks)
         else:
-            super().__init__(fd, sb, where, blocks=blocks, clock=clock)
+            super().__init__(image, sb, where, blocks=blocks, clock=clock)
         self._files: dict[int, set[File]] = {}
 
     @classmethod
@@ -130,28 +131,23 @@ class WritableVolume(NamesVolume):
     ) -> WritableVolume:
         """See :meth:`ext4lite.volume.Volume.open`. ``device`` may wrap the blocks that are written to (for tests)."""
         where = os.fspath(path)
-        fd = open_image(path, write=True)
+        image = open_device(path, write=True, command=command)
         try:
-            lock_exclusive(fd, path, command)
-        except BaseException:
-            os.close(fd)
-            raise
-        try:
-            sb = read_super(fd, where, torn=True)
+            sb = read_super(image, where, torn=True)
             require_writable(sb)
             if sb.needs_recovery:
                 from ext4lite.recover import recover_locked
 
-                recover_locked(fd, where)
-                sb = read_super(fd, where)
+                recover_locked(image, where)
+                sb = read_super(image, where)
             sb.require_clean()
-            blocks: Blocks = FileBlocks(fd, sb.block_size, where)
-            volume = cls(fd, sb, where, blocks=blocks if device is None else device(blocks), clock=clock)
+            blocks: Blocks = FileBlocks(image, sb.block_size, where)
+            volume = cls(image, sb, where, blocks=blocks if device is None else device(blocks), clock=clock)
             volume.start_journal()
             return volume
         except BaseException:
             remove_record(path)
-            os.close(fd)
+            image.close()
             raise
 
     def __enter__(self) -> WritableVolume:

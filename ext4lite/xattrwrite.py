@@ -15,6 +15,7 @@ from typing import Literal
 
 from ext4lite import xattrs
 from ext4lite.checksum import crc32c, xattr_block_checksum
+from ext4lite.device import Handle
 from ext4lite.errors import (
     CorruptImage,
     Exists,
@@ -88,9 +89,9 @@ class XattrVolume(DataVolume):
     """Adds extended attributes; see :class:`ext4lite.writer.WritableVolume`."""
 
     def __init__(
-        self, fd: int, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
+        self, image: Handle, sb: Super, where: str, *, blocks: Blocks, clock: Callable[[], int] = time.time_ns
     ) -> None:
-        super().__init__(fd, sb, where, blocks=blocks, clock=clock)
+        super().__init__(image, sb, where, blocks=blocks, clock=clock)
         self._twin_blocks = _Twins()
         self._twin_values = _Twins()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -18,9 +19,13 @@ class When(StrEnum):
 
 
 def rewrite_arguments(arguments: list[str]) -> list[str]:
-    """Make a bare ``--reflink`` mean ``always`` without taking the next word, as cp does; what follows ``--`` stays."""
+    """Make a bare ``--reflink`` or ``--backing`` mean ``always`` without taking the next word, as cp does.
+
+    What follows ``--`` stays.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    return ["--reflink=always" if word == "--reflink" else word for word in arguments[:end]] + arguments[end:]
+    bare = ("--reflink", "--backing")
+    return [f"{word}=always" if word in bare else word for word in arguments[:end]] + arguments[end:]
 
 
 def clone(
@@ -31,21 +36,41 @@ def clone(
     reflink: Annotated[
         When,
         typer.Option(
-            metavar="WHEN", help="Share blocks: always (or fail), auto (else copy and say so), never. Bare: always."
+            metavar="WHEN",
+            help="Share the host's blocks: always (or fail), auto, never (then copy, unless --backing is given). "
+            "Bare: always.",
         ),
     ] = When.auto,
+    backing: Annotated[
+        When | None,
+        typer.Option(
+            metavar="WHEN",
+            help="Make a delta that reads from GOLDEN what it has not: always, auto (the default: where blocks cannot "
+            "be shared), never (then copy). Bare: always.",
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: how the clone was made.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace EPISODE if it exists.")] = False,
 ) -> None:
-    """Copy a golden volume in milliseconds where the host file system shares blocks (XFS, Btrfs, APFS), else as a
-    sparse file.
+    """Copy a golden volume in milliseconds: where the host file system shares blocks (XFS, Btrfs, APFS) so, else as a
+    delta over GOLDEN, which must then stay as it is; at last resort as a sparse file. Tells which on standard error.
     """
     from ext4lite.clone import clone as make
     from ext4lite.units import human, printable
 
-    result = make(golden, episode, reflink=reflink.value, force=force)
-    if result.method == "copy" and reflink is When.auto:
+    if reflink is backing is When.always:
+        raise typer.BadParameter("--reflink and --backing exclude each other")
+    result = make(
+        golden, episode, reflink=reflink.value, backing=None if backing is None else backing.value, force=force
+    )
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=2))
+    elif backing is None and reflink is When.auto and result.method != "reflink":
+        how = f"copied {human(result.bytes)}"
+        if result.method == "backing":
+            how = f"a delta over {printable(result.base or '')}, which must stay as it is"
         print(
-            f"ext4lite: {printable(episode)}: the host file system cannot share blocks; copied {human(result.bytes)} "
-            f"in {result.seconds:.2f} s",
+            f"ext4lite: {printable(episode)}: the host file system cannot share blocks; {how} ({result.seconds:.2f} s)",
             file=sys.stderr,
         )

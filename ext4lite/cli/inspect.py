@@ -10,7 +10,7 @@ import typer
 from ext4lite.cli.values import Replay, Verify
 
 if TYPE_CHECKING:
-    from ext4lite.inspect import Report
+    from ext4lite.inspect import Backing, Report
 
 
 def inspect(
@@ -41,6 +41,7 @@ def _text(r: Report) -> str:
         ("uuid", r.uuid),
         ("label", r.label or "-"),
         ("state", r.state),
+        *([("backing", _backing(r.backing))] if r.backing else []),
         ("size", f"{human(r.size)}: {r.blocks} blocks of {r.block_size} bytes"),
         (
             "groups",
@@ -65,6 +66,12 @@ def _text(r: Report) -> str:
     for image in r.images or []:
         out.append(f"{'docker':9} {printable(_image(image))}")
     return "\n".join(out)
+
+
+def _backing(b: Backing) -> str:
+    from ext4lite.units import human
+
+    return f"{b.path}; {human(b.private_bytes)} private, {human(b.shared_bytes)} shared"
 
 
 def _image(image: dict[str, Any]) -> str:

@@ -5,13 +5,13 @@ Both recovery and transactions stand on it. Source of all rules: Documentation/f
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ext4lite.checksum import crc32c
-from ext4lite.errors import CorruptImage, HostError, Unsupported
+from ext4lite.device import Handle, as_device
+from ext4lite.errors import CorruptImage, Unsupported
 from ext4lite.extents import Extent
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import JournalHeader, JournalSuperBlock
@@ -47,50 +47,28 @@ class Blocks(Protocol):
 
 
 class FileBlocks:
-    """The blocks of an image open at ``fd``; :meth:`flush` is fdatasync."""
+    """The blocks of an image: a device, or an open descriptor."""
 
-    __slots__ = ("_fd", "_where", "block_size")
+    __slots__ = ("_device", "_where", "block_size")
 
-    def __init__(self, fd: int, block_size: int, where: str) -> None:
-        self._fd, self.block_size, self._where = fd, block_size, where
+    def __init__(self, image: Handle, block_size: int, where: str) -> None:
+        self._device, self.block_size, self._where = as_device(image, where), block_size, where
 
     def read(self, block: int, count: int = 1) -> bytes:
         """See :class:`Blocks`."""
         want = count * self.block_size
-        try:
-            data = os.pread(self._fd, want, block * self.block_size)
-            while 0 < len(data) < want:
-                more = os.pread(self._fd, want - len(data), block * self.block_size + len(data))
-                if not more:
-                    break
-                data += more
-        except (OSError, OverflowError) as e:
-            raise _host(e, self._where) from e
+        data = self._device.read(want, block * self.block_size)
         if len(data) != want:
             raise CorruptImage(f"the image ends before block {block + count}", where=self._where)
         return data
 
     def write(self, block: int, data: bytes | memoryview) -> None:
         """See :class:`Blocks`."""
-        view = memoryview(data)
-        at = block * self.block_size
-        try:
-            while view:
-                done = os.pwrite(self._fd, view, at)
-                view, at = view[done:], at + done
-        except (OSError, OverflowError) as e:
-            raise _host(e, self._where) from e
+        self._device.write(data, block * self.block_size)
 
     def flush(self) -> None:
         """See :class:`Blocks`."""
-        try:
-            os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
-        except OSError as e:
-            raise _host(e, self._where) from e
-
-
-def _host(error: Exception, where: str) -> HostError:
-    return HostError.from_os(error, where) if isinstance(error, OSError) else HostError(str(error), where=where)
+        self._device.flush()
 
 
 class _Layered(Mapping[int, bytes]):

@@ -2419,3 +2419,177 @@ class FcDentry:
     def pack(self) -> bytes:
         """Return the bytes on disk; struct.error if a value is out of range."""
         return self.STRUCT.pack(self.fc_parent_ino, self.fc_ino)
+
+
+class DeltaHeader:
+    """Codec derived from the construct definition of ``DeltaHeader`` (4096 bytes)."""
+
+    __slots__ = (
+        "d_magic",
+        "d_checksum",
+        "d_version",
+        "d_sequence",
+        "d_id",
+        "d_size",
+        "d_block_size",
+        "d_flags",
+        "d_base_uuid",
+        "d_base_size",
+        "d_base_mtime_ns",
+        "d_base_super",
+        "d_path_len",
+        "d_relative_len",
+        "d_path",
+        "d_relative",
+    )
+    STRUCT: Final = Struct("<8sLLQ16sQLL16sQqLHH2000s2000s")
+    SIZE: Final = 4096
+    OFFSET_d_checksum: Final = 8
+    d_magic: bytes
+    d_checksum: int
+    d_version: int
+    d_sequence: int
+    d_id: bytes
+    d_size: int
+    d_block_size: int
+    d_flags: int
+    d_base_uuid: bytes
+    d_base_size: int
+    d_base_mtime_ns: int
+    d_base_super: int
+    d_path_len: int
+    d_relative_len: int
+    d_path: bytes
+    d_relative: bytes
+
+    def __init__(
+        self,
+        d_magic: bytes = bytes(8),
+        d_checksum: int = 0,
+        d_version: int = 0,
+        d_sequence: int = 0,
+        d_id: bytes = bytes(16),
+        d_size: int = 0,
+        d_block_size: int = 0,
+        d_flags: int = 0,
+        d_base_uuid: bytes = bytes(16),
+        d_base_size: int = 0,
+        d_base_mtime_ns: int = 0,
+        d_base_super: int = 0,
+        d_path_len: int = 0,
+        d_relative_len: int = 0,
+        d_path: bytes = bytes(2000),
+        d_relative: bytes = bytes(2000),
+    ) -> None:
+        self.d_magic = d_magic
+        self.d_checksum = d_checksum
+        self.d_version = d_version
+        self.d_sequence = d_sequence
+        self.d_id = d_id
+        self.d_size = d_size
+        self.d_block_size = d_block_size
+        self.d_flags = d_flags
+        self.d_base_uuid = d_base_uuid
+        self.d_base_size = d_base_size
+        self.d_base_mtime_ns = d_base_mtime_ns
+        self.d_base_super = d_base_super
+        self.d_path_len = d_path_len
+        self.d_relative_len = d_relative_len
+        self.d_path = d_path
+        self.d_relative = d_relative
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "DeltaHeader":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.d_magic,
+            self.d_checksum,
+            self.d_version,
+            self.d_sequence,
+            self.d_id,
+            self.d_size,
+            self.d_block_size,
+            self.d_flags,
+            self.d_base_uuid,
+            self.d_base_size,
+            self.d_base_mtime_ns,
+            self.d_base_super,
+            self.d_path_len,
+            self.d_relative_len,
+            self.d_path,
+            self.d_relative,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(
+            self.d_magic,
+            self.d_checksum,
+            self.d_version,
+            self.d_sequence,
+            self.d_id,
+            self.d_size,
+            self.d_block_size,
+            self.d_flags,
+            self.d_base_uuid,
+            self.d_base_size,
+            self.d_base_mtime_ns,
+            self.d_base_super,
+            self.d_path_len,
+            self.d_relative_len,
+            self.d_path,
+            self.d_relative,
+        )
+
+
+class DeltaPage:
+    """Codec derived from the construct definition of ``DeltaPage`` (4096 bytes)."""
+
+    __slots__ = (
+        "p_checksum",
+        "p_number",
+        "p_sequence",
+        "p_id",
+        "p_bits",
+    )
+    STRUCT: Final = Struct("<LLQ16s4064s")
+    SIZE: Final = 4096
+    OFFSET_p_checksum: Final = 0
+    p_checksum: int
+    p_number: int
+    p_sequence: int
+    p_id: bytes
+    p_bits: bytes
+
+    def __init__(
+        self,
+        p_checksum: int = 0,
+        p_number: int = 0,
+        p_sequence: int = 0,
+        p_id: bytes = bytes(16),
+        p_bits: bytes = bytes(4064),
+    ) -> None:
+        self.p_checksum = p_checksum
+        self.p_number = p_number
+        self.p_sequence = p_sequence
+        self.p_id = p_id
+        self.p_bits = p_bits
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "DeltaPage":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.p_checksum,
+            self.p_number,
+            self.p_sequence,
+            self.p_id,
+            self.p_bits,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.p_checksum, self.p_number, self.p_sequence, self.p_id, self.p_bits)

@@ -94,7 +94,7 @@ def rebuild_into(
     choice = chooser.choose(size)
     try:
         os.ftruncate(fd, choice.layout.blocks * source.block_size)
-        output = Output(fd, where, volume.fileno(), volume.where, durable=durable)
+        output = Output(fd, where, volume.device, volume.where, durable=durable)
         engine = Engine(source, found, choice, output, progress=progress)
         try:
             engine.run()

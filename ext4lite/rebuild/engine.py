@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 
 from ext4lite.checksum import inode_seed
-from ext4lite.errors import CorruptImage, HostError
+from ext4lite.errors import CorruptImage
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord, pack_record
 from ext4lite.jbd2.log import FileBlocks, Log
@@ -56,7 +55,7 @@ class Engine:
         self._numbers = choice.numbers
         self._space = Space(choice.layout)
         self._volume = source.volume
-        self._volume_fd = source.volume.fileno()
+        self._device = source.volume.device
         self._block_size = source.block_size
         self._ratio = choice.layout.shape.ratio
         self._seed = source.seed
@@ -305,7 +304,7 @@ class Engine:
 
     def _write_journal(self, record: InodeRecord) -> None:
         where = f"{self._source.where}: journal inode {record.ino}"
-        log = Log.open(FileBlocks(self._volume_fd, self._block_size, where), self._volume.map(record)[0], where)
+        log = Log.open(FileBlocks(self._device, self._block_size, where), self._volume.map(record)[0], where)
         if log.super.s_start:
             raise CorruptImage("the journal is not empty", where=where, hint=_FSCK)
         blocks = self._choice.journal_blocks
@@ -348,10 +347,7 @@ class Engine:
                 at = old.at(number * 1024)
                 if at is None:
                     raise CorruptImage(f"the quota file has a hole at its block {number}", where=where, hint=_FSCK)
-                try:
-                    return bytearray(os.pread(self._volume_fd, 1024, at))
-                except OSError as e:
-                    raise HostError.from_os(e, self._source.where) from e
+                return bytearray(self._device.read(1024, at))
 
             size = self._block_size * sum(run.count for run in self._quota_runs[ino])
             changed = special.quota_file(kind, size, read, self._quota.by_kind[kind], where)

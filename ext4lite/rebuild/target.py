@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 
 from ext4lite import hostfs
+from ext4lite.device import Device
 from ext4lite.errors import CorruptImage, HostError
 from ext4lite.rebuild.plan import Layout
 
@@ -79,7 +79,7 @@ class Space:
 class Output:
     """Writes the new image's bytes; neighbours together, zeros of 64 KiB not at all (they are holes of the file)."""
 
-    def __init__(self, fd: int, where: str, source: int, source_where: str, *, durable: bool) -> None:
+    def __init__(self, fd: int, where: str, source: Device, source_where: str, *, durable: bool) -> None:
         self._fd, self._where = fd, where
         self._source, self._source_where = source, source_where
         self._durable = durable
@@ -120,8 +120,6 @@ class Output:
 
         Long ones it reads ahead by itself; short ones, here and there, it would wait for one after the other.
         """
-        if not hasattr(os, "posix_fadvise"):
-            return
         at = length = 0
         for block, count in (*runs, (1 << 62, 0)):
             start, size = block * block_size, count * block_size
@@ -129,8 +127,7 @@ class Output:
                 length = max(length, start + size - at)
                 continue
             if 0 < length < _LOOK_FOR_HOLES:
-                with contextlib.suppress(OSError):
-                    os.posix_fadvise(self._source, at, length, os.POSIX_FADV_WILLNEED)
+                self._source.prefetch(at, length)
             at, length = start, size
 
     def copy(self, start: int, offset: int, length: int) -> None:
@@ -152,30 +149,12 @@ class Output:
 
     def _copy_data(self, start: int, offset: int, length: int) -> None:
         """Copy a long run without what is a hole of the old image."""
-        delta = offset - start
-        at, end = start, start + length
-        while at < end:
-            try:
-                data = os.lseek(self._source, at, os.SEEK_DATA)
-            except OSError:  # a hole to the file's end, or no such call here
-                data = end if self._ends_in_hole(at) else at
-            if data >= end:
-                self.copied(end - at)
-                return
+        delta, at, end = offset - start, start, start + length
+        for data, count in self._source.data_runs(start, end):
             self.copied(data - at)
-            try:
-                stop = min(os.lseek(self._source, data, os.SEEK_HOLE), end)
-            except OSError:
-                stop = end
-            stop = end if stop <= data else stop
-            self._copy(data, data + delta, stop - data)
-            at = stop
-
-    def _ends_in_hole(self, at: int) -> bool:
-        try:
-            return os.lseek(self._source, at, os.SEEK_HOLE) == at
-        except OSError:
-            return False
+            self._copy(data, data + delta, count)
+            at = data + count
+        self.copied(end - at)
 
     def _copy(self, start: int, offset: int, length: int) -> None:
         while length:
@@ -189,14 +168,9 @@ class Output:
             start, offset, length = start + size, offset + size, length - size
 
     def _read(self, view: memoryview, start: int) -> None:
-        while view:
-            try:
-                got = os.preadv(self._source, [view], start)
-            except OSError as e:
-                raise HostError.from_os(e, self._source_where) from e
-            if not got:
-                raise CorruptImage(f"the image ends before byte {start + len(view)}", where=self._source_where)
-            view, start = view[got:], start + got
+        got = self._source.read_into(view, start)
+        if got != len(view):
+            raise CorruptImage(f"the image ends before byte {start + len(view)}", where=self._source_where)
 
     def flush(self) -> None:
         """Write what is in the buffer."""

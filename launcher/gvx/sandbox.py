@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from gvx.config import Config, Mount
 from gvx.errors import CommandNotExecutable, CommandNotFound, GvxError, InfraError, SandboxTimeout, VolumeError
@@ -30,6 +30,9 @@ from gvx.images import CachedImage, ImageCache, sentry_binary
 from gvx.runtime import RuntimeDir
 from gvx.spec import Descriptors, build_spec, encode_spec
 from gvx.stdio import Relays
+
+if TYPE_CHECKING:
+    from ext4lite.blockdev import GuestVolume
 
 STOP_TIMEOUT = 10.0
 """Seconds between the stop signal and SIGKILL, as in ``docker stop``."""
@@ -131,7 +134,9 @@ class Sandbox:
         self._stop_signal = _stop_signal(image.config.stop_signal)
         with ExitStack() as handed_over:  # what the supervisor has copies of, once it is started
             rootfs = _own(handed_over, _open_root(image))
-            volumes = [_open_volume(self._cleanup, mount) for mount in self.config.mounts if mount.kind == "volume"]
+            opened = [_open_volume(self._cleanup, mount) for mount in self.config.mounts if mount.kind == "volume"]
+            volumes = [volume.fd for volume in opened]
+            bases = {volume.fd: volume.base_fd for volume in opened if volume.base_fd >= 0}
             lifeline_reader, self._lifeline = os.pipe()
             _own(handed_over, lifeline_reader)
             self._cleanup.callback(self._cut_lifeline)
@@ -140,7 +145,7 @@ class Sandbox:
             self._events = EventReader(events)
             runtime = RuntimeDir(self.id)
             self._cleanup.callback(runtime.remove)
-            fds = Descriptors(rootfs, lifeline_reader, events_writer, volumes)
+            fds = Descriptors(rootfs, lifeline_reader, events_writer, volumes, bases)
             spec = build_spec(self.config, image.config, fds, id=self.id, runtime_dir=str(runtime.path))
             spec_fd = _own(handed_over, os.memfd_create("gvx-episode", os.MFD_CLOEXEC))
             with open(spec_fd, "wb", closefd=False) as file:
@@ -155,7 +160,7 @@ class Sandbox:
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    pass_fds=(spec_fd, rootfs, lifeline_reader, events_writer, *volumes),
+                    pass_fds=(spec_fd, rootfs, lifeline_reader, events_writer, *volumes, *bases.values()),
                     start_new_session=True,
                     cwd="/",
                 )
@@ -397,7 +402,7 @@ def _stop_signal(name: str) -> signal.Signals:
     return signal.SIGTERM
 
 
-def _open_volume(cleanup: ExitStack, mount: Mount) -> int:
+def _open_volume(cleanup: ExitStack, mount: Mount) -> GuestVolume:
     """Open, lock and check a volume; it stays ours until the cleanup.
 
     Raises:
@@ -412,7 +417,7 @@ def _open_volume(cleanup: ExitStack, mount: Mount) -> int:
     except Ext4LiteError as error:
         raise VolumeError(error.what, where=error.where or str(path), hint=error.hint) from error
     cleanup.callback(opened.close)
-    return opened.fd
+    return opened
 
 
 def _remove_dead_socket(path: Path) -> None:

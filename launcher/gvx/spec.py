@@ -67,13 +67,15 @@ class ImageConfig:
 class Descriptors:
     """The numbers under which the supervisor finds what it is handed: see docs/episode.md.
 
-    ``volumes`` are in the order of the config's volume mounts.
+    ``volumes`` are in the order of the config's volume mounts; ``bases`` are the backing files of those that are
+    deltas, by the volume's descriptor.
     """
 
     rootfs: int
     lifeline: int
     events: int
     volumes: Sequence[int] = field(default_factory=tuple)
+    bases: Mapping[int, int] = field(default_factory=dict)
 
 
 def build_spec(config: Config, image: ImageConfig, fds: Descriptors, *, id: str, runtime_dir: str) -> dict[str, Any]:
@@ -94,15 +96,17 @@ def build_spec(config: Config, image: ImageConfig, fds: Descriptors, *, id: str,
     mounts: list[dict[str, Any]] = []
     for mount in config.mounts:
         if mount.kind == "volume":
-            mounts.append(
-                {
-                    "kind": "volume",
-                    "fd": next(volumes),
-                    "destination": mount.destination,
-                    "readonly": mount.readonly,
-                    "durability": mount.durability,
-                }
-            )
+            fd = next(volumes)
+            volume: dict[str, Any] = {
+                "kind": "volume",
+                "fd": fd,
+                "destination": mount.destination,
+                "readonly": mount.readonly,
+                "durability": mount.durability,
+            }
+            if fd in fds.bases:
+                volume["base_fd"] = fds.bases[fd]
+            mounts.append(volume)
         else:
             mounts.append(
                 {

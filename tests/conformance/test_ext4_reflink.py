@@ -85,7 +85,8 @@ def test_across_file_systems(sharing: Path, tmp_path: Path) -> None:
     build_sample(golden, many=10)
     with pytest.raises(ReflinkUnavailable, match="different file systems"):
         clone(golden, tmp_path / "c", reflink="always")
-    assert clone(golden, tmp_path / "c").method == "copy"
+    assert clone(golden, tmp_path / "delta").method == "backing"
+    assert clone(golden, tmp_path / "c", backing="never").method == "copy"
     assert (tmp_path / "c").read_bytes() == golden.read_bytes()
 
 

@@ -172,8 +172,9 @@ def judge(user: User, volume: Path, promises: Promises) -> None:
     for copy in (ours, kernels):
         subprocess.run(["cp", "--sparse=always", "--preserve=ownership", volume, copy], check=True)
     try:
-        shown = json.loads(ext4lite(user, "inspect", "--json", str(ours)).stdout)
-        assert shown, "a killed volume cannot be inspected"
+        shown = ext4lite(user, "inspect", "--json", str(ours))
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout)["state"] == "needs recovery"
         done = ext4lite(user, "recover", str(ours))
         assert done.returncode == 0, done.stderr
         fsck(ours)
@@ -202,6 +203,7 @@ def campaign(user: User, rounds: int, seed: int, *, longest: float, load: str = 
             seconds = r.uniform(0.05, longest)
             kill(user, volume, promises, seed * 1000 + number, seconds=seconds, options=options, load=load)
             judge(user, volume, promises)
+            print(f"kill {number}: fine, {promises.count} promises", flush=True)
             if number % 5 == 4:  # makes room
                 promises = Promises(count=promises.count)
                 cleared = user.launch(
@@ -229,5 +231,8 @@ def test_kills_of_a_docker_host(user: User) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_two_hundred_kills(user: User) -> None:
-    assert campaign(user, 170, 3, longest=4.0) > 5000
-    campaign(user, 30, 4, longest=8.0, load="docker", size="2G")
+    """Or as many as GVX_KILLS says, some of them of docker hosts."""
+    kills = int(os.environ.get("GVX_KILLS", "200"))
+    docker = kills * 15 // 100
+    assert campaign(user, kills - docker, 3, longest=4.0) > kills * 10
+    campaign(user, docker, 4, longest=8.0, load="docker", size="2G")

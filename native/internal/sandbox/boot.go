@@ -50,6 +50,7 @@ type bootConfig struct {
 	RootfsFD  int      `json:"rootfs_fd"`
 	StdioFDs  [3]int   `json:"stdio_fds"`
 	VolumeFDs []int    `json:"volume_fds"` // one a mount, -1 where it is no volume
+	BaseFDs   []int    `json:"base_fds"`   // one a mount, -1 where it is no delta
 	CacheDir  string   `json:"cache_dir"`  // "": none
 	Debug     bool     `json:"debug"`
 }

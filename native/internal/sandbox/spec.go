@@ -97,10 +97,11 @@ type Resources struct {
 	CPUs        int    `json:"cpus"`
 }
 
-// Mount is a volume (an ext4 image by descriptor) or a tmpfs.
+// Mount is a volume (an ext4 image by descriptor, with BaseFD a delta over another) or a tmpfs.
 type Mount struct {
 	Kind        string `json:"kind"`
 	FD          *int   `json:"fd,omitempty"`
+	BaseFD      *int   `json:"base_fd,omitempty"`
 	Destination string `json:"destination"`
 	ReadOnly    bool   `json:"readonly"`
 	SizeBytes   uint64 `json:"size_bytes"`
@@ -264,6 +265,11 @@ func (e *Episode) Validate() error {
 			if err := claimFD(used, field+".fd", m.FD); err != nil {
 				return err
 			}
+			if m.BaseFD != nil {
+				if err := claimFD(used, field+".base_fd", m.BaseFD); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return e.Network.validate()
@@ -322,6 +328,9 @@ func (m *Mount) validate(field string) error {
 	case MountTmpfs:
 		if m.FD != nil {
 			return &SpecError{field + ".fd", "a tmpfs has none"}
+		}
+		if m.BaseFD != nil {
+			return &SpecError{field + ".base_fd", "a tmpfs has none"}
 		}
 		if m.Durability != "" {
 			return &SpecError{field + ".durability", "a tmpfs has none"}

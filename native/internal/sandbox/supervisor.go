@@ -249,6 +249,11 @@ func (e *Episode) adoptDescriptors() error {
 				return err
 			}
 		}
+		if m.BaseFD != nil {
+			if err := check(fmt.Sprintf("mounts[%d].base_fd", i), *m.BaseFD); err != nil {
+				return err
+			}
+		}
 	}
 	if e.LifelineFD != nil {
 		if err := check("lifeline_fd", *e.LifelineFD); err != nil {
@@ -462,7 +467,7 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	}
 	cfg := bootConfig{
 		Episode: s.ep, ListenFD: pass(sock.FD), ClientFD: pass(its), StatusFD: pass(st[1]), NetworkFD: -1,
-		RootfsFD: pass(s.ep.Rootfs.FD), StdioFDs: [3]int{pass(s.stdio.fds[0]), pass(s.stdio.fds[1]), pass(s.stdio.fds[2])}, VolumeFDs: make([]int, len(s.ep.Mounts)), Debug: s.debug,
+		RootfsFD: pass(s.ep.Rootfs.FD), StdioFDs: [3]int{pass(s.stdio.fds[0]), pass(s.stdio.fds[1]), pass(s.stdio.fds[2])}, Debug: s.debug,
 	}
 	if dir, err := os.UserCacheDir(); err == nil {
 		cfg.CacheDir = filepath.Join(dir, "gvx")
@@ -471,11 +476,15 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 		cfg.NetworkFD = pass(cable)
 		defer unix.Close(cable)
 	}
-	for i, m := range s.ep.Mounts {
-		cfg.VolumeFDs[i] = -1
-		if m.FD != nil {
-			cfg.VolumeFDs[i] = pass(*m.FD)
+	passed := func(fd *int) int {
+		if fd == nil {
+			return -1
 		}
+		return pass(*fd)
+	}
+	for _, m := range s.ep.Mounts {
+		cfg.VolumeFDs = append(cfg.VolumeFDs, passed(m.FD))
+		cfg.BaseFDs = append(cfg.BaseFDs, passed(m.BaseFD))
 	}
 	if len(files) > maxPassedFDs {
 		return nil, failf(KindSpec, "the episode has too many descriptors (%d)", len(files))
@@ -506,8 +515,10 @@ func (s *supervisor) startSentry(cable int) (*os.File, error) {
 	s.sentry = pid
 	// The volumes are the Sentry's now; holding them here would hold their locks.
 	for _, m := range s.ep.Mounts {
-		if m.FD != nil {
-			_ = unix.Close(*m.FD)
+		for _, fd := range []*int{m.FD, m.BaseFD} {
+			if fd != nil {
+				_ = unix.Close(*fd)
+			}
 		}
 	}
 	_ = unix.Close(s.ep.Rootfs.FD)

@@ -23,7 +23,7 @@ func (s *sentry) openVolumes() error {
 		if m.Kind != MountVolume {
 			continue
 		}
-		v, err := openVolume(s.cfg.VolumeFDs[i], m)
+		v, err := openVolume(s.cfg.VolumeFDs[i], s.cfg.BaseFDs[i], m)
 		if err != nil {
 			return &failure{KindVolume, fmt.Errorf("the volume for %s: %w", m.Destination, err)}
 		}
@@ -37,8 +37,8 @@ func (s *sentry) openVolumes() error {
 }
 
 // openVolume opens the ext4 file system on a descriptor. The image says that its journal must be replayed from here until it is closed.
-func openVolume(fd int, m Mount) (*sentryfs.Volume, error) {
-	dev, err := blockdev.NewFile(fd, m.ReadOnly)
+func openVolume(fd, base int, m Mount) (*sentryfs.Volume, error) {
+	dev, err := openDevice(fd, base, m)
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +47,20 @@ func openVolume(fd int, m Mount) (*sentryfs.Volume, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+// openDevice opens what lies below a volume: the image, or a delta and its backing file.
+func openDevice(fd, base int, m Mount) (blockdev.Device, error) {
+	if base >= 0 {
+		// Without flushes, what was written must outlive this process as it is.
+		return blockdev.NewDelta(fd, base, blockdev.DeltaOptions{ReadOnly: m.ReadOnly, Eager: m.Durability != DurabilityHost})
+	}
+	if delta, err := blockdev.IsDelta(fd); err != nil {
+		return nil, err
+	} else if delta {
+		return nil, fmt.Errorf("the image is a delta, and no backing file was given: %w", blockdev.ErrBacking)
+	}
+	return blockdev.NewFile(fd, m.ReadOnly)
 }
 
 // mountVolume mounts an opened volume at its destination.

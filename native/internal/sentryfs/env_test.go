@@ -144,12 +144,24 @@ func newEnv(t *testing.T) *env { return openEnv(t, makeImage(t, "64M"), false) }
 // openEnv mounts image.
 func openEnv(t *testing.T, image string, readOnly bool) *env {
 	t.Helper()
-	e := &env{t: t, image: image}
+	e := mountEnv(t, openVolume(t, image, readOnly), readOnly)
+	e.image = image
+	return e
+}
+
+// openEnvOn mounts a delta over base. e2fsck is not run at the end: it knows no deltas.
+func openEnvOn(t *testing.T, delta, base string) *env {
+	t.Helper()
+	return mountEnv(t, volumeOn(t, reopen(t, delta, base), false), false)
+}
+
+func mountEnv(t *testing.T, vol *Volume, readOnly bool) *env {
+	t.Helper()
+	e := &env{t: t, vol: vol}
 	mf, err := global()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.vol = openVolume(t, image, readOnly)
 	e.creds = auth.NewRootCredentials(auth.NewRootUserNamespace())
 	c := &testContext{Context: context.Background(), values: map[any]any{
 		pgalloc.CtxMemoryFile:              mf,
@@ -197,6 +209,11 @@ func openVolume(t *testing.T, image string, readOnly bool) *Volume {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return volumeOn(t, dev, readOnly)
+}
+
+func volumeOn(t *testing.T, dev blockdev.Device, readOnly bool) *Volume {
+	t.Helper()
 	fs, err := ext4.Open(dev, ext4.Options{ReadOnly: readOnly, Now: time.Now})
 	if err != nil {
 		t.Fatal(err)
@@ -223,6 +240,9 @@ func (e *env) close() {
 
 func (e *env) fsck() {
 	e.t.Helper()
+	if e.image == "" {
+		return
+	}
 	if out, err := exec.Command("e2fsck", "-fn", e.image).CombinedOutput(); err != nil {
 		e.t.Errorf("e2fsck: %v\n%s", err, out)
 	}

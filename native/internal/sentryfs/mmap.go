@@ -17,8 +17,8 @@ var _ memmap.Mappable = (*inode)(nil)
 func (i *inode) AddMapping(_ context.Context, ms memmap.MappingSpace, ar hostarch.AddrRange, offset uint64, writable bool) error {
 	i.mapsMu.Lock()
 	defer i.mapsMu.Unlock()
-	if writable {
-		i.writableMapped.Store(true)
+	if writable && !i.writableMapped.Swap(true) && i.fs.layered != nil {
+		i.mappings.InvalidateAll(memmap.InvalidateOpts{}) // from now on no page is the backing file's
 	}
 	i.mappings.AddMapping(ms, ar, offset, writable)
 	return nil
@@ -83,6 +83,11 @@ func (i *inode) Translate(ctx context.Context, required, optional memmap.Mappabl
 	if err != nil {
 		return nil, &memmap.BusError{Err: toErr(err)}
 	}
+	if i.writableMapped.Load() && !readOnly {
+		if err := i.copyUp(extents, required); err != nil {
+			return nil, &memmap.BusError{Err: toErr(err)}
+		}
+	}
 	if at.Write {
 		if err := i.ei.Touch(ext4.SetMtime | ext4.SetCtime); err != nil {
 			return nil, &memmap.BusError{Err: toErr(err)}
@@ -123,28 +128,60 @@ func (i *inode) translations(ctx context.Context, extents []ext4.Extent, require
 			continue
 		}
 		if !e.Hole {
-			piece := pieceOf(e, optional)
-			off := uint64(e.DevOff) + piece.Start - uint64(e.FileOff)
-			if off%hostarch.PageSize != 0 || piece.Start%hostarch.PageSize != 0 || piece.End%hostarch.PageSize != 0 {
-				return ts, &memmap.BusError{Err: linuxerr.EIO} // a block smaller than a page: ConfigureMMap refuses such volumes
+			var err error
+			if ts, err = i.stored(ctx, ts, e, required, optional, perms); err != nil {
+				return ts, err
 			}
-			ts = append(ts, memmap.Translation{Source: piece, File: &i.fs.mf, Offset: off, Perms: perms})
-			covered = piece.End
+			covered = pieceOf(e, required).End
 			continue
 		}
-		zeros, err := i.fs.zeroPage(ctx)
-		if err != nil {
-			return ts, &memmap.BusError{Err: err}
-		}
 		piece := pieceOf(e, required)
-		for at := piece.Start; at < piece.End; at += hostarch.PageSize {
-			source := memmap.MappableRange{Start: at, End: at + hostarch.PageSize}
-			ts = append(ts, memmap.Translation{Source: source, File: i.fs.zeroMF, Offset: zeros.Start, Perms: hostarch.ReadExecute})
+		var err error
+		if ts, err = i.zeros(ctx, ts, piece); err != nil {
+			return ts, err
 		}
 		covered = piece.End
 	}
 	if covered < required.End {
 		return ts, &memmap.BusError{Err: linuxerr.EIO} // ext4 gave no extent for a part of the file
+	}
+	return ts, nil
+}
+
+// stored adds translations of what e stores in required, as far as optional goes.
+func (i *inode) stored(ctx context.Context, ts []memmap.Translation, e ext4.Extent, required, optional memmap.MappableRange, perms hostarch.AccessType) ([]memmap.Translation, error) {
+	piece := pieceOf(e, optional)
+	toDev := uint64(e.DevOff) - uint64(e.FileOff)
+	if (toDev+piece.Start)%hostarch.PageSize != 0 || piece.Start%hostarch.PageSize != 0 || piece.End%hostarch.PageSize != 0 {
+		return ts, &memmap.BusError{Err: linuxerr.EIO} // a block smaller than a page: ConfigureMMap refuses such volumes
+	}
+	for at := piece.Start; at < piece.End && at < required.End; {
+		file, most, n := i.fs.mapped(int64(toDev+at), int64(piece.End-at))
+		source := memmap.MappableRange{Start: at, End: at + uint64(n)}
+		at = source.End
+		switch {
+		case source.Intersect(required).Length() == 0:
+		case file == nil:
+			var err error
+			if ts, err = i.zeros(ctx, ts, source.Intersect(required)); err != nil {
+				return ts, err
+			}
+		default:
+			ts = append(ts, memmap.Translation{Source: source, File: file, Offset: toDev + source.Start, Perms: perms.Intersect(most)})
+		}
+	}
+	return ts, nil
+}
+
+// zeros adds translations of pages to the page of zeros.
+func (i *inode) zeros(ctx context.Context, ts []memmap.Translation, mr memmap.MappableRange) ([]memmap.Translation, error) {
+	zeros, err := i.fs.zeroPage(ctx)
+	if err != nil {
+		return ts, &memmap.BusError{Err: err}
+	}
+	for at := mr.Start; at < mr.End; at += hostarch.PageSize {
+		source := memmap.MappableRange{Start: at, End: at + hostarch.PageSize}
+		ts = append(ts, memmap.Translation{Source: source, File: i.fs.zeroMF, Offset: zeros.Start, Perms: hostarch.ReadExecute})
 	}
 	return ts, nil
 }

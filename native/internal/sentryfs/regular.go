@@ -102,8 +102,7 @@ func (r *fileReader) ReadToBlocks(dsts safemem.BlockSeq) (uint64, error) {
 	}
 	want := min(size-r.off, int64(min(dsts.NumBytes(), math.MaxInt64)))
 	dsts = dsts.TakeFirst64(uint64(want))
-	devFD := i.fs.vol.Dev.FD()
-	if devFD < 0 {
+	if i.fs.vol.Dev.FD() < 0 {
 		return r.readBuffered(dsts)
 	}
 	extents, err := i.ei.Extents(r.off, want, false)
@@ -119,10 +118,16 @@ func (r *fileReader) ReadToBlocks(dsts safemem.BlockSeq) (uint64, error) {
 		for n := uint64(e.Len - skip); n > 0 && !dsts.IsEmpty(); {
 			dst := dsts.TakeFirst64(n)
 			var got uint64
-			if e.Hole {
+			fd, devOff := -1, e.DevOff+r.off-e.FileOff
+			if !e.Hole {
+				var count int64
+				fd, count = i.fs.source(devOff, int64(dst.NumBytes()))
+				dst = dst.TakeFirst64(uint64(count))
+			}
+			if fd < 0 {
 				got, err = safemem.ZeroSeq(dst)
 			} else {
-				got, err = hostfd.Preadv2(int32(devFD), dst, e.DevOff+r.off-e.FileOff, 0)
+				got, err = hostfd.Preadv2(int32(fd), dst, devOff, 0)
 			}
 			done += got
 			n -= got
@@ -219,7 +224,13 @@ func (i *inode) writeLocked(ctx context.Context, src usermem.IOSequence, offset 
 	if err := i.zeroTail(offset); err != nil {
 		return 0, err
 	}
-	written, err := src.CopyInTo(ctx, &fileWriter{i: i, off: offset})
+	size := i.ei.Size()
+	stale := offset > size && i.absentTail(size)
+	w := &fileWriter{i: i, off: offset}
+	written, err := src.CopyInTo(ctx, w)
+	if w.stale || stale {
+		i.staleMappings(min(offset, size), offset+n)
+	}
 	if written > 0 {
 		if terr := i.ei.Touch(ext4.SetMtime | ext4.SetCtime); terr != nil && err == nil {
 			err = toErr(terr)
@@ -254,6 +265,9 @@ func (i *inode) zeroTail(end int64) error {
 type fileWriter struct {
 	i   *inode
 	off int64
+
+	// stale is set when blocks of the backing file have become the volume's own.
+	stale bool
 }
 
 // WriteFromBlocks implements safemem.Writer.WriteFromBlocks: the host kernel copies from srcs to the image's page cache.
@@ -269,17 +283,21 @@ func (w *fileWriter) WriteFromBlocks(srcs safemem.BlockSeq) (uint64, error) {
 	start := w.off
 	var hostErr error
 	done, err := w.i.ei.WriteFunc(start, n, func(devOff, fileOff, n int64) error {
-		part := srcs.DropFirst64(uint64(fileOff - start)).TakeFirst64(uint64(n))
-		for !part.IsEmpty() {
-			put, err := hostfd.Pwritev2(int32(devFD), part, devOff, 0)
-			if err != nil {
-				hostErr = err
-				return err
+		stale, err := w.i.fs.store(devOff, n, func() error {
+			part, at := srcs.DropFirst64(uint64(fileOff-start)).TakeFirst64(uint64(n)), devOff
+			for !part.IsEmpty() {
+				put, err := hostfd.Pwritev2(int32(devFD), part, at, 0)
+				if err != nil {
+					hostErr = err
+					return err
+				}
+				part = part.DropFirst64(put)
+				at += int64(put)
 			}
-			part = part.DropFirst64(put)
-			devOff += int64(put)
-		}
-		return nil
+			return nil
+		})
+		w.stale = w.stale || stale
+		return err
 	})
 	w.off += done
 	switch {
@@ -339,11 +357,17 @@ func pageEnd(size int64) uint64 {
 func (i *inode) truncateLocked(size int64) error {
 	old := i.ei.Size()
 	if size >= old {
+		stale := i.absentTail(old)
 		if err := i.zeroTail(size); err != nil {
 			return err
 		}
-		return toErr(i.ei.Truncate(size))
+		err := i.ei.Truncate(size)
+		if stale {
+			i.staleMappings(old, size)
+		}
+		return toErr(err)
 	}
+	stale := i.absentTail(size)
 	i.dataMu.Lock()
 	i.mapEnd = size
 	i.dataMu.Unlock()
@@ -355,9 +379,12 @@ func (i *inode) truncateLocked(size int64) error {
 	i.mapsMu.Unlock()
 
 	i.dataMu.Lock()
-	defer i.dataMu.Unlock()
 	err := i.ei.Truncate(size)
 	i.mapEnd = math.MaxInt64
+	i.dataMu.Unlock()
+	if stale {
+		i.staleMappings(size, size+1)
+	}
 	return toErr(err)
 }
 
@@ -392,7 +419,12 @@ func (fd *regularFileFD) Allocate(ctx context.Context, mode, offset, length uint
 	if mode&(ext4.FallocPunchHole|ext4.FallocZeroRange) != 0 {
 		err = i.punch(uint32(mode), int64(offset), int64(length))
 	} else {
+		size := i.ei.Size()
+		stale := end > size && i.absentTail(size)
 		err = toErr(i.ei.Fallocate(uint32(mode), int64(offset), int64(length)))
+		if stale {
+			i.staleMappings(size, size+1)
+		}
 	}
 	if err != nil {
 		return err
@@ -405,6 +437,16 @@ func (fd *regularFileFD) Allocate(ctx context.Context, mode, offset, length uint
 func (i *inode) punch(mode uint32, off, n int64) error {
 	i.mapsMu.Lock()
 	defer i.mapsMu.Unlock()
+	size := i.ei.Size()
+	err := i.punchLocked(mode, off, n)
+	if i.fs.layered != nil {
+		i.staleMappingsLocked(min(off, size), off+n)
+	}
+	return err
+}
+
+// punchLocked is punch with mapsMu held.
+func (i *inode) punchLocked(mode uint32, off, n int64) error {
 	i.dataMu.Lock()
 	defer i.dataMu.Unlock()
 	if i.mappings.IsEmpty() {

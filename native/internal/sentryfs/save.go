@@ -46,7 +46,7 @@ func (fs *filesystem) CompleteRestore(ctx context.Context, _ vfs.CompleteRestore
 	}
 	fs.vol = v.(*Volume)
 	fs.vol.setMounted(fs, true)
-	fs.mf.SetFD(fs.vol.Dev.FD())
+	fs.setDevice()
 	fs.zeroMF = pgalloc.MemoryFileFromContext(ctx)
 	for ino, i := range fs.inodes {
 		ei, err := fs.vol.FS.Inode(ino)
@@ -87,7 +87,7 @@ func (*filesystem) StateTypeName() string { return statePrefix + "filesystem" }
 
 // StateFields implements state.Type.StateFields.
 func (*filesystem) StateFields() []string {
-	return []string{"vfsfs", "vol", "devMinor", "clock", "mf", "rootNS", "root", "dentries", "inodes"}
+	return []string{"vfsfs", "vol", "devMinor", "clock", "mf", "rootNS", "root", "dentries", "inodes", "baseMF"}
 }
 
 // StateSave implements state.SaverLoader.StateSave.
@@ -101,6 +101,7 @@ func (fs *filesystem) StateSave(s state.Sink) {
 	s.Save(5, &fs.rootNS)
 	s.Save(6, &fs.root)
 	s.Save(8, &fs.inodes)
+	s.Save(9, &fs.baseMF)
 }
 
 // StateLoad implements state.SaverLoader.StateLoad.
@@ -112,6 +113,7 @@ func (fs *filesystem) StateLoad(_ goContext.Context, s state.Source) {
 	s.Load(5, &fs.rootNS)
 	s.Load(6, &fs.root)
 	s.Load(8, &fs.inodes)
+	s.Load(9, &fs.baseMF)
 	s.LoadValue(1, new(string), func(v any) { fs.vol = &Volume{Key: v.(string)} })
 	s.LoadValue(7, new(int64), func(v any) { fs.dentries.Store(v.(int64)) })
 }

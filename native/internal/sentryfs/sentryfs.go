@@ -21,6 +21,15 @@
 // reference without a translation, that is mm.MemoryManager.Pin: its only callers are the device proxies for GPUs, TPUs
 // and RDMA, which gvx never enables.
 //
+// # Volumes over a backing file
+//
+// The device may be a delta (blockdev.Layered): blocks that were not written yet are read and mapped from the backing file, never
+// for writing. A block that is the volume's own stays so, and whoever makes it so invalidates the translations of its page
+// afterwards (staleMappings), since they may be of the backing file: a translation is made and installed under
+// activeMu, which the invalidation waits for, so it is either found or made later, when the block is present. That cannot be done in
+// a fault, which holds activeMu. So a file that has had a shared writable mapping is never mapped from the backing file: AddMapping
+// takes back what was, and each fault makes its blocks the volume's own first.
+//
 // # Locks, in order
 //
 //	filesystem.mu                 the dentry tree
@@ -127,6 +136,10 @@ type filesystem struct {
 	// mf maps pages of the image file.
 	mf fsutil.MmapCachedFile
 
+	// layered is vol.Dev if that has a backing file, whose pages baseMF maps.
+	layered blockdev.Layered
+	baseMF  fsutil.MmapCachedFile
+
 	// zeroMF and zeros are a page of zeros for holes of a read-only volume, made when first needed; below zeroMu.
 	zeroMu sync.Mutex
 	zeroMF *pgalloc.MemoryFile
@@ -180,7 +193,7 @@ func (t *FilesystemType) GetFilesystem(ctx context.Context, v *vfs.VirtualFilesy
 		rootNS:   creds.UserNamespace.Root(),
 		inodes:   make(map[uint32]*inode),
 	}
-	fs.mf.SetFD(vol.Dev.FD())
+	fs.setDevice()
 	fs.vfsfs.Init(v, t, fs)
 	root := vol.FS.Root()
 	root.IncRef()
@@ -228,6 +241,15 @@ func (fs *filesystem) statFS() linux.Statfs {
 		FilesFree:       s.FreeInodes,
 		FSID:            fsid,
 		NameLength:      uint64(s.NameLen),
+	}
+}
+
+// setDevice sets what follows from vol.Dev.
+func (fs *filesystem) setDevice() {
+	fs.mf.SetFD(fs.vol.Dev.FD())
+	if l, ok := fs.vol.Dev.(blockdev.Layered); ok {
+		fs.layered = l
+		fs.baseMF.SetFD(l.BaseFD())
 	}
 }
 
