@@ -176,6 +176,8 @@ def _write_record(path: Path, command: str) -> None:
         fd = os.open(record_path(path), flags, 0o644)
         try:
             os.write(fd, record.encode())
+        except OSError:  # a full disk: what is empty tells nothing, and would never be known as ours
+            record_path(path).unlink()
         finally:
             os.close(fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,18 @@ def test_a_holder_of_another_user_is_told_apart(image: Path, tmp_path: Path) -> 
     with Volume.open(image):
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert "in use by a process that only root can see, for reading" in done.stdout
+
+
+def test_a_record_without_room_is_not_left_empty(image: Path) -> None:
+    fd = open_image(image, write=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # writing fails, as on a full disk; making files does not
+    try:
+        lock_exclusive(fd, image)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not record_path(image).exists()
+    os.close(fd)
 
 
 def test_a_stale_record_does_not_lock(image: Path) -> None:
