@@ -23,6 +23,7 @@ from ext4lite.blockdev import (
 from ext4lite.checksum import superblock_checksum
 from ext4lite.clone import clone
 from ext4lite.errors import CorruptImage, HostError, NeedsRecovery, Unsupported, VolumeBusy
+from ext4lite.features import GUEST, GUEST_READ
 from ext4lite.inspect import inspect
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
@@ -293,9 +294,9 @@ def test_what_a_guest_can_do_is_what_the_driver_says() -> None:
         for word in value.split("|"):
             masks[name] |= bits[word.strip()]
     assert masks == {
-        "incompatReadable": c.GUEST_READ_INCOMPAT | c.INCOMPAT_RECOVER,
-        "incompatWritable": c.GUEST_INCOMPAT | c.INCOMPAT_RECOVER,
-        "roCompatWritable": c.GUEST_RO_COMPAT,
+        "incompatReadable": GUEST_READ.incompat | c.INCOMPAT_RECOVER,
+        "incompatWritable": GUEST.incompat | c.INCOMPAT_RECOVER,
+        "roCompatWritable": GUEST.ro_compat,
     }
 
 
