@@ -38,6 +38,7 @@ from ext4lite.checksum import (
 )
 from ext4lite.errors import Ext4LiteError, HostError, Unsupported, VolumeFull
 from ext4lite.extents import Extent, build_tree, split_long, tree_blocks_needed
+from ext4lite.features import PROFILE
 from ext4lite.geometry import BLOCK, BLOCKS_PER_GROUP, DESC_SIZE, FLEX, INODE_SIZE, Geometry, has_sparse_super, plan
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc, Inode, JournalSuperBlock, SuperBlock, XattrHeader
@@ -69,12 +70,6 @@ _LOST_FOUND_BLOCKS = 4
 _NS = 1_000_000_000
 _CSUM = Struct("<H")
 _HUGE_SECTORS = 1 << 32
-
-_COMPAT = c.COMPAT_EXT_ATTR | c.COMPAT_DIR_INDEX
-_INCOMPAT = c.INCOMPAT_FILETYPE | c.INCOMPAT_EXTENTS | c.INCOMPAT_64BIT | c.INCOMPAT_FLEX_BG | c.INCOMPAT_CSUM_SEED
-_RO_COMPAT = (
-    c.RO_SPARSE_SUPER | c.RO_LARGE_FILE | c.RO_HUGE_FILE | c.RO_DIR_NLINK | c.RO_EXTRA_ISIZE | c.RO_METADATA_CSUM
-)
 
 
 @dataclass(slots=True)
@@ -917,9 +912,9 @@ class ImageBuilder:
             s_rev_level=1,
             s_first_ino=c.FIRST_INO,
             s_inode_size=INODE_SIZE,
-            s_feature_compat=_COMPAT | (c.COMPAT_HAS_JOURNAL if journal else 0),
-            s_feature_incompat=_INCOMPAT,
-            s_feature_ro_compat=_RO_COMPAT,
+            s_feature_compat=PROFILE.compat | (c.COMPAT_HAS_JOURNAL if journal else 0),
+            s_feature_incompat=PROFILE.incompat,
+            s_feature_ro_compat=PROFILE.ro_compat,
             s_uuid=self.uuid.bytes,
             s_volume_name=self._label,
             s_journal_inum=c.JOURNAL_INO if journal else 0,
