@@ -186,13 +186,18 @@ def test_an_ordinary_user_is_told_why_there_is_no_new_file(tmp_path: Path, users
     mkfs(image, size=16 * MIB, journal_size=0)
     before = image.read_bytes()
     os.chown(image, 65534, 0)
-    for command in (("compact", image), ("resize", "-M", image)):
-        done = cli(*command, user=True)
+    for words in (("compact", image), ("resize", "-M", image)):
+        done = cli(*words, user=True)
         assert done.returncode == 6
         assert "a new file in its place cannot have its owner, 65534:0" in done.stderr
     os.chown(image, 65534, 65534)
     os.chown(users, 0, 0)
-    for command in (("compact", image), ("resize", "-M", image), ("mkfs", "--size", "8M", users / "new")):
+    commands: list[list[str | Path]] = [
+        ["compact", image],
+        ["resize", "-M", image],
+        ["mkfs", "--size", "8M", users / "new"],
+    ]
+    for command in commands:
         done = cli(*command, user=True)
         assert (done.returncode, done.stderr) == (6, f"ext4lite: {users}: no file may be made in this directory\n")
     assert image.read_bytes() == before
