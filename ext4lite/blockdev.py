@@ -25,6 +25,7 @@ from uuid import UUID
 from ext4lite.backing import open_base, read_header
 from ext4lite.device import Device, FileDevice
 from ext4lite.errors import HostError, Unsupported, VolumeBusy
+from ext4lite.features import GUEST, GUEST_READ
 from ext4lite.hostfs import data_runs
 from ext4lite.layout import constants as c
 from ext4lite.super import Super, read_super
@@ -175,6 +176,8 @@ def _write_record(path: Path, command: str) -> None:
         fd = os.open(record_path(path), flags, 0o644)
         try:
             os.write(fd, record.encode())
+        except OSError:  # a full disk: what is empty tells nothing, and would never be known as ours
+            record_path(path).unlink()
         finally:
             os.close(fd)
 
@@ -445,11 +448,11 @@ def open_for_guest(path: StrPath, readonly: bool = False, *, command: str = "") 
 
 
 def _require_guest_features(found: Super, readonly: bool) -> None:
-    allowed = c.GUEST_READ_INCOMPAT if readonly else c.GUEST_INCOMPAT
+    allowed = GUEST_READ.incompat if readonly else GUEST.incompat
     names = c.feature_names(found.incompat & ~(allowed | c.INCOMPAT_RECOVER), c.INCOMPAT, "I")
     what = f"a guest cannot use a volume with {', '.join(names)}"
     if not readonly:
-        names += c.feature_names(found.ro_compat & ~c.GUEST_RO_COMPAT, c.RO_COMPAT, "R")
+        names += c.feature_names(found.ro_compat & ~GUEST.ro_compat, c.RO_COMPAT, "R")
         what = f"a guest cannot write to a volume with {', '.join(names)}"
         if not names and not found.incompat & c.INCOMPAT_EXTENTS:
             names, what = ["no extents"], "a guest cannot write to a volume without extents (ext2, ext3)"

@@ -87,8 +87,8 @@ def _in_place(
     volume = Volume(image, read_super(image, where), where)
     file = hostfs.NewFile(target)
     try:
+        hostfs.take_over(image.fd, file.fd)  # first: it can be refused
         report = rebuild_into(volume, file.fd, str(target), size=size, keep_numbers=keep_numbers, progress=progress)
-        hostfs.take_over(image.fd, file.fd)
         os.fsync(file.fd)
         after = _host(file.fd)
         file.publish(durable=True)

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ext4lite import directory, paths
+from ext4lite import directory, hostfs, paths
 from ext4lite.errors import CorruptImage, HostError, Invalid, IsADirectory, NotADirectory
 from ext4lite.layout import constants as c
 from ext4lite.transfer import ACLS, ENTRY_WEIGHT, Copied, Progress, in_words, inodes_below
@@ -120,7 +120,6 @@ class CopyOut:
             done.files += 1
             return
         elif s.kind == "file":
-            self._clear(target)
             self._content(ino, s.size, target)
             done.files += 1
         elif s.kind == "symlink":
@@ -177,13 +176,16 @@ class CopyOut:
             os.unlink(target)  # noqa: PTH108
 
     def _content(self, ino: int, size: int, target: bytes) -> None:
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        """Make a file that gets its name, in place of what had it, when it is whole: nobody finds half of one."""
+        file = hostfs.NewFile(Path(os.fsdecode(target)))
         try:
-            os.ftruncate(fd, size)
+            os.fchmod(file.fd, 0o600)
+            os.ftruncate(file.fd, size)
             for at, data in self._volume.pieces(ino):
-                self._write(fd, data, at)
+                self._write(file.fd, data, at)
+            file.publish()
         finally:
-            os.close(fd)
+            file.discard()
 
     def _write(self, fd: int, data: bytes, at: int) -> None:
         view = memoryview(data)

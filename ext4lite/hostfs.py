@@ -57,8 +57,8 @@ class HostExtent:
 
 
 def temp_name(path: Path) -> Path:
-    """Return a new name in the same directory."""
-    return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+    """Return a new name in the same directory. It begins like the old one; all of it could make it too long a name."""
+    return path.with_name(f".{path.name[:32]}.{os.urandom(6).hex()}.tmp")
 
 
 class NewFile:
@@ -85,6 +85,8 @@ class NewFile:
                 temp = temp_name(self.path)
                 with contextlib.suppress(FileExistsError):
                     return os.open(temp, flags | os.O_CREAT | os.O_EXCL, 0o666), temp
+        except PermissionError as e:  # it is the directory that refuses, not a file that may be there
+            raise HostError("no file may be made in this directory", where=str(self.path.parent)) from e
         except OSError as e:
             raise HostError.from_os(e, str(self.path)) from e
 
@@ -309,7 +311,11 @@ def take_over(old: int, new: int) -> None:
     """Give a new file the old one's owner, mode and attributes. OSError when owner or mode cannot be kept."""
     info, made = os.fstat(old), os.fstat(new)
     if (made.st_uid, made.st_gid) != (info.st_uid, info.st_gid):
-        os.fchown(new, info.st_uid, info.st_gid)
+        try:
+            os.fchown(new, info.st_uid, info.st_gid)
+        except PermissionError as e:
+            what = f"a new file in its place cannot have its owner, {info.st_uid}:{info.st_gid}"
+            raise OSError(e.errno, what) from e
     os.fchmod(new, stat.S_IMODE(info.st_mode))
     if hasattr(os, "listxattr"):
         with contextlib.suppress(OSError):  # a host without attributes, or not permitted: they matter to few

@@ -2,13 +2,17 @@
 
 Two ways: :func:`look` does it in memory, for reading; :func:`recover` does it in place.
 
-In place, each step is durable before the next one begins, and each can be repeated after another crash:
+In place, all can be repeated after another crash at any moment. ``|`` is a flush, and there are no more of them:
 
 1. the blocks of the log go to their places (RECOVER stays set);
-2. the log's beginning moves behind what was replayed; fast commits, orphans and the superblock's counts become
-   transactions of their own, which then go to their places;
-3. the log is empty, its numbers go on; 4. RECOVER is cleared: one bit and the checksum, nothing else, so that even a
-   superblock cut in half between its sectors is understood.
+2. fast commits, orphans and the superblock's counts become transactions of their own, in the log behind what was
+   replayed | their commit blocks | they go to their places |
+3. the log is empty, its numbers go on |
+4. RECOVER is cleared: one bit and the checksum, nothing else, so that even a superblock cut in half between its sectors
+   is understood |.
+
+The log's beginning stays until what was replayed is durable in its place. Where 2 has nothing to do, one flush follows
+1. The counts are part of 1 if the log has the superblock anyway, and so can repair one that was cut in half.
 """
 
 from __future__ import annotations
@@ -221,6 +225,9 @@ def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Pr
     # the log does not have it: nobody could repair it if it were cut in half.
     overlay = found.overlay
     number = c.SUPERBLOCK_OFFSET // blocks.block_size
+    final = number in overlay.base and not found.fast and not orphans.present(volume)
+    if final:
+        _set_counts(overlay, volume)
     if number in overlay.base:
         _set_recover(overlay, True)
     else:
@@ -229,14 +236,14 @@ def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Pr
         write_back(blocks, {n: data for n, data in batch.items() if n not in overlay.dirty})
         progress(len(batch) * blocks.block_size)
     write_back(blocks, overlay.dirty)
-    blocks.flush()
     # 2. The rest becomes transactions.
     settled = Overlay(blocks, {})
     found.overlay = settled
     volume = Volume(image, found.super, where, found)
-    log.write_super(start=brought.head, sequence=brought.end)
-    blocks.flush()
-    journal = Journal(log, start=brought.head, sequence=brought.end)
+    used = log.length(log.super.s_start, brought.head) if brought.transactions else 0
+    if not log.super.s_start:
+        log.write_super(start=brought.head, sequence=brought.end)
+    journal = Journal(log, start=brought.head, sequence=brought.end, used=used)
     written: dict[int, bytes] = {}
 
     def step() -> None:
@@ -258,16 +265,9 @@ def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Pr
         journal.commit()
     done = orphans.process(volume, settled, now, step)
     result.orphans_deleted, result.orphans_truncated = done.deleted, done.truncated
-    raw = _raw_super(settled)
-    before = raw.pack()
-    free, raw.s_free_inodes_count = counts(volume)
-    raw.s_free_blocks_count_lo = free & 0xFFFFFFFF
-    if sb.incompat & c.INCOMPAT_64BIT:
-        raw.s_free_blocks_count_hi = free >> 32
-    raw.s_state = raw.s_state & ~c.STATE_ORPHANS | found.super.raw.s_state & c.STATE_ERROR
-    if raw.pack() != before:
-        put_super(settled, raw)
+    if not final and _set_counts(settled, volume):
         step()
+    journal.commit()
     # 3. Numbers go on behind whatever was cut off, also when no transaction was written.
     log.super.s_errno = 0  # the superblock knows of it now
     journal.close()
@@ -277,6 +277,24 @@ def _in_place(blocks: Blocks, image: Handle, sb: Super, where: str, progress: Pr
     blocks.flush()
     result.next_transaction = log.super.s_sequence
     return result
+
+
+def _set_counts(overlay: Overlay, volume: Volume) -> bool:
+    """Bring the superblock's counts up to date, and what it says of orphans and errors; return whether that changed it.
+
+    Orphans must be settled: ``volume`` is what lies below ``overlay``, with it.
+    """
+    raw = _raw_super(overlay)
+    before = raw.pack()
+    free, raw.s_free_inodes_count = counts(volume)
+    raw.s_free_blocks_count_lo = free & 0xFFFFFFFF
+    if volume.super.incompat & c.INCOMPAT_64BIT:
+        raw.s_free_blocks_count_hi = free >> 32
+    raw.s_state = raw.s_state & ~c.STATE_ORPHANS | volume.super.raw.s_state & c.STATE_ERROR
+    if raw.pack() == before:
+        return False
+    put_super(overlay, raw)
+    return True
 
 
 def _set_recover(overlay: Overlay, value: bool) -> None:

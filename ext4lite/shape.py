@@ -11,51 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ext4lite.errors import Unsupported
+from ext4lite.features import LAYOUT
 from ext4lite.geometry import has_sparse_super
 from ext4lite.layout import constants as c
 from ext4lite.super import Super
 
 LEAST_IN_LAST_GROUP = 50
 """Blocks that a last group must have beside its metadata, as in mke2fs and resize2fs; a shorter one is left out."""
-_COMPAT_RESIZE_INODE = 0x10
-_COMPAT_STABLE_INODES = 0x800
-_ALLOWED_COMPAT = (
-    c.COMPAT_HAS_JOURNAL
-    | c.COMPAT_EXT_ATTR
-    | _COMPAT_RESIZE_INODE
-    | c.COMPAT_DIR_INDEX
-    | c.COMPAT_FAST_COMMIT
-    | _COMPAT_STABLE_INODES
-    | c.COMPAT_ORPHAN_FILE
-    | 0x1  # dir_prealloc: says nothing about the disk
-)
-_ALLOWED_INCOMPAT = (
-    c.INCOMPAT_FILETYPE
-    | c.INCOMPAT_RECOVER
-    | c.INCOMPAT_EXTENTS
-    | c.INCOMPAT_64BIT
-    | c.INCOMPAT_FLEX_BG
-    | c.INCOMPAT_CSUM_SEED
-    | c.INCOMPAT_LARGE_DIR
-)
-_ALLOWED_RO = (
-    c.RO_SPARSE_SUPER
-    | c.RO_LARGE_FILE
-    | c.RO_HUGE_FILE
-    | c.RO_GDT_CSUM
-    | c.RO_DIR_NLINK
-    | c.RO_EXTRA_ISIZE
-    | c.RO_METADATA_CSUM
-    | c.RO_ORPHAN_PRESENT
-)
 
 
 def require_resizable(sb: Super) -> None:
     """Raise Unsupported, naming the features, unless the layout of such a volume can be changed."""
-    names = c.feature_names(sb.compat & ~_ALLOWED_COMPAT, c.COMPAT, "C")
-    names += c.feature_names(sb.incompat & ~_ALLOWED_INCOMPAT, c.INCOMPAT, "I")
-    names += c.feature_names(sb.ro_compat & ~_ALLOWED_RO, c.RO_COMPAT, "R")
-    if names:
+    if names := LAYOUT.beyond(sb):
         raise Unsupported(f"the layout of a volume with {', '.join(names)} cannot be changed", where=sb.where)
     if sb.compat & c.COMPAT_HAS_JOURNAL and not sb.raw.s_journal_inum:
         raise Unsupported("the volume's journal is on another device", where=sb.where)
@@ -63,12 +30,12 @@ def require_resizable(sb: Super) -> None:
 
 def has_stable_inodes(sb: Super) -> bool:
     """Tell whether inodes must keep their numbers."""
-    return bool(sb.compat & _COMPAT_STABLE_INODES)
+    return bool(sb.compat & c.COMPAT_STABLE_INODES)
 
 
 def has_resize_inode(sb: Super) -> bool:
     """Tell whether inode 7 keeps blocks for descriptors to come."""
-    return bool(sb.compat & _COMPAT_RESIZE_INODE)
+    return bool(sb.compat & c.COMPAT_RESIZE_INODE)
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,6 +9,7 @@ from ext4lite.backing import read_header
 from ext4lite.checksum import fs_seed, superblock_checksum
 from ext4lite.device import Handle, as_device
 from ext4lite.errors import CorruptImage, NeedsRecovery, Unsupported
+from ext4lite.features import READ
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
 
@@ -140,7 +141,7 @@ def parse_super(data: bytes, file_size: int, where: str, *, torn: bool = False, 
     if incompat & c.INCOMPAT_JOURNAL_DEV:
         what = "the image is an external journal (journal_dev), not a volume"
         raise Unsupported(what, where=where, hint="the volume that it belongs to is another image")
-    unknown = incompat & ~c.READ_INCOMPAT
+    unknown = incompat & ~READ.incompat
     if unknown:
         names = ", ".join(c.feature_names(unknown, c.INCOMPAT, "I"))
         raise Unsupported(f"the volume uses features that this version does not know: {names}", where=where)

@@ -268,7 +268,13 @@ class CopyIn:
             if old is not None:
                 v.truncate(old, 0)
             ino = make() if old is None else old
-            self.done.bytes += self._content(fd, ino)
+            try:
+                self.done.bytes += self._content(fd, ino)
+            except BaseException:
+                if old is None:  # nobody shall find half of it and take it for all
+                    with contextlib.suppress(Exception):
+                        v.unlink(target)
+                raise
             v.together(lambda: self._attributes(source, ino, info))
         finally:
             os.close(fd)

@@ -35,6 +35,7 @@ from ext4lite.errors import (
     NotFound,
     Unsupported,
 )
+from ext4lite.features import WRITE
 from ext4lite.inode import InodeRecord, encode_rdev
 from ext4lite.jbd2.log import Blocks, FileBlocks
 from ext4lite.layout import constants as c
@@ -42,27 +43,6 @@ from ext4lite.names import SPECIAL, NamesVolume, Path
 from ext4lite.super import Super, read_super
 
 RenameHow = Literal["replace", "noreplace", "exchange", "whiteout"]
-
-WRITE_INCOMPAT = (
-    c.INCOMPAT_FILETYPE
-    | c.INCOMPAT_RECOVER
-    | c.INCOMPAT_EXTENTS
-    | c.INCOMPAT_64BIT
-    | c.INCOMPAT_FLEX_BG
-    | c.INCOMPAT_CSUM_SEED
-    | c.INCOMPAT_LARGE_DIR
-    | c.INCOMPAT_EA_INODE
-)
-WRITE_RO_COMPAT = (
-    c.RO_SPARSE_SUPER
-    | c.RO_LARGE_FILE
-    | c.RO_HUGE_FILE
-    | c.RO_GDT_CSUM
-    | c.RO_DIR_NLINK
-    | c.RO_EXTRA_ISIZE
-    | c.RO_METADATA_CSUM
-    | c.RO_ORPHAN_PRESENT
-)
 
 
 @dataclass(slots=True)
@@ -79,9 +59,7 @@ class StatFs:
 
 def require_writable(sb: Super) -> None:
     """Raise Unsupported, naming the features, unless this version can write to such a volume."""
-    names = c.feature_names(sb.incompat & ~WRITE_INCOMPAT, c.INCOMPAT, "I")
-    names += c.feature_names(sb.ro_compat & ~WRITE_RO_COMPAT, c.RO_COMPAT, "R")
-    if names:
+    if names := WRITE.beyond(sb):
         what = f"a volume with {', '.join(names)} can only be read"
         raise Unsupported(what, where=sb.where, hint="open it read-only")
 

@@ -9,17 +9,12 @@ from struct import Struct
 from ext4lite.building.attributes import EXTRA_ISIZE
 from ext4lite.building.inode_tables import GroupInodes
 from ext4lite.checksum import crc32c, group_desc_checksum, superblock_checksum
+from ext4lite.features import PROFILE
 from ext4lite.geometry import BLOCK, BLOCKS_PER_GROUP, DESC_SIZE, FLEX, INODE_SIZE, Geometry, has_sparse_super
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc, SuperBlock
 
 _CSUM = Struct("<H")
-
-_COMPAT = c.COMPAT_EXT_ATTR | c.COMPAT_DIR_INDEX
-_INCOMPAT = c.INCOMPAT_FILETYPE | c.INCOMPAT_EXTENTS | c.INCOMPAT_64BIT | c.INCOMPAT_FLEX_BG | c.INCOMPAT_CSUM_SEED
-_RO_COMPAT = (
-    c.RO_SPARSE_SUPER | c.RO_LARGE_FILE | c.RO_HUGE_FILE | c.RO_DIR_NLINK | c.RO_EXTRA_ISIZE | c.RO_METADATA_CSUM
-)
 
 
 @dataclass(slots=True, frozen=True)
@@ -187,9 +182,9 @@ class Tables:
             s_rev_level=1,
             s_first_ino=c.FIRST_INO,
             s_inode_size=INODE_SIZE,
-            s_feature_compat=_COMPAT | (c.COMPAT_HAS_JOURNAL if journal else 0),
-            s_feature_incompat=_INCOMPAT,
-            s_feature_ro_compat=_RO_COMPAT,
+            s_feature_compat=PROFILE.compat | (c.COMPAT_HAS_JOURNAL if journal else 0),
+            s_feature_incompat=PROFILE.incompat,
+            s_feature_ro_compat=PROFILE.ro_compat,
             s_uuid=self._identity.uuid,
             s_volume_name=self._identity.label,
             s_journal_inum=c.JOURNAL_INO if journal else 0,

@@ -273,6 +273,10 @@ class Log:
         number += step
         return number if number < self.last else number - (self.last - self.first)
 
+    def length(self, start: int, end: int) -> int:
+        """Return how many blocks lie from ``start`` to before ``end``, round the log's end: all where they meet."""
+        return (end - start - 1) % (self.last - self.first) + 1
+
     def write_super(self, *, start: int, sequence: int) -> None:
         """Note in the superblock where the log begins (0: it is empty) and with which transaction. No flush."""
         sb = self.super

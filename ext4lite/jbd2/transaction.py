@@ -105,7 +105,13 @@ class Handle:
 class Journal:
     """The writer's side of a log that is empty or was just recovered. Not thread-safe. Made by :meth:`open`."""
 
-    def __init__(self, log: Log, *, start: int, sequence: int, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, log: Log, *, start: int, sequence: int, used: int | None = None, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        """``used``: so many blocks before ``start`` hold transactions that were replayed, but not flushed (recovery).
+
+        They count as the log's until they are durable in their places.
+        """
         self.log = log
         self.block_size = log.block_size
         self.sequence = sequence
@@ -113,7 +119,8 @@ class Journal:
         self._blocks = log.blocks
         self._clock = clock
         self._head = start
-        self._used = 0  # blocks of the log that hold transactions not yet checkpointed
+        self._used = used or 0  # blocks of the log that hold transactions not yet checkpointed
+        self._unflushed = used is not None  # something was written in place, and no flush has followed
         self._active = log.super.s_start != 0
         self._handle: Handle | None = None
         self._running: dict[int, bytes] = {}
@@ -229,6 +236,7 @@ class Journal:
         body = self._revoke_blocks() + self._descriptors()
         self._append(body)
         self._blocks.flush()  # ordered data, too, before the commit block says that they are there
+        self._unflushed = False
         self._append([self._commit_block(body)])
         self._blocks.flush()
         self._committed.update(self._running)
@@ -323,19 +331,23 @@ class Journal:
 
     def checkpoint(self) -> None:
         """Bring every committed block in place and give the log free. The running transaction stays as it is."""
-        if self._committed:
-            write_back(self._blocks, self._committed)
-            self._blocks.flush()
-            self._committed = {}
+        self._bring_in_place()
         if self._used:
             self.log.write_super(start=self._head, sequence=self.sequence)
             self._blocks.flush()
             self._used = 0
 
+    def _bring_in_place(self) -> None:
+        """Return when every committed block is durable in its place."""
+        if self._committed or self._unflushed:
+            write_back(self._blocks, self._committed)
+            self._blocks.flush()
+            self._committed, self._unflushed = {}, False
+
     def close(self) -> None:
         """Commit, checkpoint, and leave the log empty (``s_start`` 0). Nothing may be written afterwards."""
         self.commit()
-        self.checkpoint()
+        self._bring_in_place()
         if self._active:
             # One number is left out, so that no block of a transaction that was cut off is ever taken for a new one.
             self.log.write_super(start=0, sequence=next_sequence(self.sequence))

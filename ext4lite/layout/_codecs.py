@@ -2421,6 +2421,235 @@ class FcDentry:
         return self.STRUCT.pack(self.fc_parent_ino, self.fc_ino)
 
 
+class QuotaHeader:
+    """Codec derived from the construct definition of ``QuotaHeader`` (32 bytes)."""
+
+    __slots__ = (
+        "h_magic",
+        "h_version",
+        "i_block_grace",
+        "i_inode_grace",
+        "i_flags",
+        "i_blocks",
+        "i_free_block",
+        "i_free_entry",
+    )
+    STRUCT: Final = Struct("<LLLLLLLL")
+    SIZE: Final = 32
+    h_magic: int
+    h_version: int
+    i_block_grace: int
+    i_inode_grace: int
+    i_flags: int
+    i_blocks: int
+    i_free_block: int
+    i_free_entry: int
+
+    def __init__(
+        self,
+        h_magic: int = 0,
+        h_version: int = 0,
+        i_block_grace: int = 0,
+        i_inode_grace: int = 0,
+        i_flags: int = 0,
+        i_blocks: int = 0,
+        i_free_block: int = 0,
+        i_free_entry: int = 0,
+    ) -> None:
+        self.h_magic = h_magic
+        self.h_version = h_version
+        self.i_block_grace = i_block_grace
+        self.i_inode_grace = i_inode_grace
+        self.i_flags = i_flags
+        self.i_blocks = i_blocks
+        self.i_free_block = i_free_block
+        self.i_free_entry = i_free_entry
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "QuotaHeader":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.h_magic,
+            self.h_version,
+            self.i_block_grace,
+            self.i_inode_grace,
+            self.i_flags,
+            self.i_blocks,
+            self.i_free_block,
+            self.i_free_entry,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(
+            self.h_magic,
+            self.h_version,
+            self.i_block_grace,
+            self.i_inode_grace,
+            self.i_flags,
+            self.i_blocks,
+            self.i_free_block,
+            self.i_free_entry,
+        )
+
+
+class QuotaNode:
+    """Codec derived from the construct definition of ``QuotaNode`` (1024 bytes)."""
+
+    __slots__ = ("n_below",)
+    STRUCT: Final = Struct("<256L")
+    SIZE: Final = 1024
+    n_below: tuple[int, ...]
+
+    def __init__(self, n_below: tuple[int, ...] = (0,) * 256) -> None:
+        self.n_below = n_below
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "QuotaNode":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        v = cls.STRUCT.unpack_from(data, offset)
+        self.n_below = v[0:256]
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(*self.n_below)
+
+
+class QuotaLeaf:
+    """Codec derived from the construct definition of ``QuotaLeaf`` (16 bytes)."""
+
+    __slots__ = (
+        "l_next_free",
+        "l_prev_free",
+        "l_entries",
+        "l_pad1",
+        "l_pad2",
+    )
+    STRUCT: Final = Struct("<LLHHL")
+    SIZE: Final = 16
+    l_next_free: int
+    l_prev_free: int
+    l_entries: int
+    l_pad1: int
+    l_pad2: int
+
+    def __init__(
+        self, l_next_free: int = 0, l_prev_free: int = 0, l_entries: int = 0, l_pad1: int = 0, l_pad2: int = 0
+    ) -> None:
+        self.l_next_free = l_next_free
+        self.l_prev_free = l_prev_free
+        self.l_entries = l_entries
+        self.l_pad1 = l_pad1
+        self.l_pad2 = l_pad2
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "QuotaLeaf":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.l_next_free,
+            self.l_prev_free,
+            self.l_entries,
+            self.l_pad1,
+            self.l_pad2,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(self.l_next_free, self.l_prev_free, self.l_entries, self.l_pad1, self.l_pad2)
+
+
+class QuotaEntry:
+    """Codec derived from the construct definition of ``QuotaEntry`` (72 bytes)."""
+
+    __slots__ = (
+        "q_id",
+        "q_pad",
+        "q_inode_hard",
+        "q_inode_soft",
+        "q_inodes",
+        "q_block_hard",
+        "q_block_soft",
+        "q_space",
+        "q_block_time",
+        "q_inode_time",
+    )
+    STRUCT: Final = Struct("<LLQQQQQQQQ")
+    SIZE: Final = 72
+    q_id: int
+    q_pad: int
+    q_inode_hard: int
+    q_inode_soft: int
+    q_inodes: int
+    q_block_hard: int
+    q_block_soft: int
+    q_space: int
+    q_block_time: int
+    q_inode_time: int
+
+    def __init__(
+        self,
+        q_id: int = 0,
+        q_pad: int = 0,
+        q_inode_hard: int = 0,
+        q_inode_soft: int = 0,
+        q_inodes: int = 0,
+        q_block_hard: int = 0,
+        q_block_soft: int = 0,
+        q_space: int = 0,
+        q_block_time: int = 0,
+        q_inode_time: int = 0,
+    ) -> None:
+        self.q_id = q_id
+        self.q_pad = q_pad
+        self.q_inode_hard = q_inode_hard
+        self.q_inode_soft = q_inode_soft
+        self.q_inodes = q_inodes
+        self.q_block_hard = q_block_hard
+        self.q_block_soft = q_block_soft
+        self.q_space = q_space
+        self.q_block_time = q_block_time
+        self.q_inode_time = q_inode_time
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> "QuotaEntry":
+        """Read one from ``data`` at ``offset``; struct.error if it is too short."""
+        self = cls.__new__(cls)
+        (
+            self.q_id,
+            self.q_pad,
+            self.q_inode_hard,
+            self.q_inode_soft,
+            self.q_inodes,
+            self.q_block_hard,
+            self.q_block_soft,
+            self.q_space,
+            self.q_block_time,
+            self.q_inode_time,
+        ) = cls.STRUCT.unpack_from(data, offset)
+        return self
+
+    def pack(self) -> bytes:
+        """Return the bytes on disk; struct.error if a value is out of range."""
+        return self.STRUCT.pack(
+            self.q_id,
+            self.q_pad,
+            self.q_inode_hard,
+            self.q_inode_soft,
+            self.q_inodes,
+            self.q_block_hard,
+            self.q_block_soft,
+            self.q_space,
+            self.q_block_time,
+            self.q_inode_time,
+        )
+
+
 class DeltaHeader:
     """Codec derived from the construct definition of ``DeltaHeader`` (4096 bytes)."""
 

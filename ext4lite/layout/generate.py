@@ -20,7 +20,7 @@ from typing import Any
 from construct import Array, Bytes, FormatField, Renamed, Struct
 
 from ext4lite.jbd2 import layout as jbd2
-from ext4lite.layout import delta, directory, extent, group, inode, superblock, xattr
+from ext4lite.layout import delta, directory, extent, group, inode, quota, superblock, xattr
 
 TARGET = Path(__file__).with_name("_codecs.py")
 
@@ -55,6 +55,10 @@ DEFINITIONS: dict[str, Any] = {
     "FcAddRange": jbd2.FC_ADD_RANGE,
     "FcDelRange": jbd2.FC_DEL_RANGE,
     "FcDentry": jbd2.FC_DENTRY,
+    "QuotaHeader": quota.QUOTA_HEADER,
+    "QuotaNode": quota.QUOTA_NODE,
+    "QuotaLeaf": quota.QUOTA_LEAF,
+    "QuotaEntry": quota.QUOTA_ENTRY,
     "DeltaHeader": delta.DELTA_HEADER,
     "DeltaPage": delta.DELTA_PAGE,
 }

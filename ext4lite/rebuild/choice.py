@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ext4lite.errors import Unsupported, VolumeFull
 from ext4lite.extents import Extent
+from ext4lite.features import REBUILD
 from ext4lite.layout import constants as c
 from ext4lite.rebuild.maps import clusters_of, map_blocks
 from ext4lite.rebuild.plan import DoesNotFit, Inodes, Layout, Shape, fitted, smallest
@@ -15,40 +16,11 @@ from ext4lite.rebuild.survey import Source, Survey
 
 _DEFAULT_BYTES_PER_INODE = 16384
 
-_COMPAT = (
-    c.COMPAT_HAS_JOURNAL
-    | c.COMPAT_EXT_ATTR
-    | c.COMPAT_RESIZE_INODE
-    | c.COMPAT_DIR_INDEX
-    | c.COMPAT_SPARSE_SUPER2
-    | c.COMPAT_FAST_COMMIT
-    | c.COMPAT_STABLE_INODES
-    | c.COMPAT_ORPHAN_FILE
-    | 0x1  # dir_prealloc: a hint
-)
-_RO_COMPAT = (
-    c.RO_SPARSE_SUPER
-    | c.RO_LARGE_FILE
-    | c.RO_HUGE_FILE
-    | c.RO_GDT_CSUM
-    | c.RO_DIR_NLINK
-    | c.RO_EXTRA_ISIZE
-    | c.RO_QUOTA
-    | c.RO_BIGALLOC
-    | c.RO_METADATA_CSUM
-    | c.RO_PROJECT
-    | c.RO_VERITY
-    | c.RO_ORPHAN_PRESENT
-    | 0x1000  # read-only: a flag for the kernel
-)
-
 
 def require_known(source: Source) -> None:
     """Raise Unsupported, by name, for features whose structures would not be carried over."""
     sb = source.super
-    names = c.feature_names(sb.compat & ~_COMPAT, c.COMPAT, "C")
-    names += c.feature_names(sb.ro_compat & ~_RO_COMPAT, c.RO_COMPAT, "R")
-    if names:
+    if names := REBUILD.beyond(sb):
         raise Unsupported(f"a volume with {', '.join(names)} cannot be written afresh", where=source.where)
     if sb.compat & c.COMPAT_HAS_JOURNAL and not sb.raw.s_journal_inum:
         raise Unsupported("the volume's journal is on another device", where=source.where)

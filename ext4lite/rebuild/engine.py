@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 
 from ext4lite.checksum import inode_seed
+from ext4lite.device import Device
 from ext4lite.errors import CorruptImage
 from ext4lite.extents import Extent
 from ext4lite.inode import InodeRecord, pack_record
 from ext4lite.jbd2.log import FileBlocks, Log
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock, XattrHeader
+from ext4lite.quota import BLOCK as QUOTA_BLOCK
+from ext4lite.quota import QuotaFile
 from ext4lite.rebuild import maps, special
 from ext4lite.rebuild.choice import Choice
 from ext4lite.rebuild.relocate import (
@@ -340,19 +343,14 @@ class Engine:
         for kind, ino in enumerate(self._source.special.quotas):
             if not ino or not self._quota.by_kind[kind]:
                 continue
-            where = f"{self._source.where}: quota inode {ino}"
-            old, new = (_Bytes(runs, self._block_size) for runs in (self._quota_runs[ino], self._quota_runs[-ino]))
-
-            def read(number: int, old: _Bytes = old, where: str = where) -> bytearray:
-                at = old.at(number * 1024)
-                if at is None:
-                    raise CorruptImage(f"the quota file has a hole at its block {number}", where=where, hint=_FSCK)
-                return bytearray(self._device.read(1024, at))
-
-            size = self._block_size * sum(run.count for run in self._quota_runs[ino])
-            changed = special.quota_file(kind, size, read, self._quota.by_kind[kind], where)
-            for number, data in changed.items():
-                self._output.put(data, new.at(number * 1024) or 0)
+            where = f"{self._source.where}: quota file, inode {ino}"
+            old, new = (_Bytes(self._quota_runs[n], self._block_size) for n in (ino, -ino))
+            blocks = _QuotaBlocks(self._device, self._output, old, new, where)
+            quota = QuotaFile(blocks, kind, where)
+            for owner, space in self._quota.by_kind[kind].items():
+                if space:
+                    quota.correct(owner, space)
+            blocks.flush()
 
     def _super(self, free_blocks: int, free_inodes: int) -> SuperBlock:
         """Return the superblock: the old one with what has changed."""
@@ -406,6 +404,7 @@ class _Bytes:
 
     def __init__(self, runs: list[Extent], block_size: int) -> None:
         self._runs, self._block_size = runs, block_size
+        self.end = (runs[-1].logical + runs[-1].count) * block_size if runs else 0
 
     def at(self, offset: int) -> int | None:
         """Return the image's byte of a file's byte, None for a hole."""
@@ -414,3 +413,37 @@ class _Bytes:
             if run.logical <= logical < run.logical + run.count:
                 return (run.physical + logical - run.logical) * self._block_size + rest
         return None
+
+
+class _QuotaBlocks:
+    """A quota file's blocks: read from the old place, changed in the new one; see :class:`ext4lite.quota.Blocks`."""
+
+    def __init__(self, device: Device, output: Output, old: _Bytes, new: _Bytes, where: str) -> None:
+        self._device, self._output, self._where = device, output, where
+        self._old, self._new = old, new
+        self._changed: dict[int, bytes] = {}
+        self.count = old.end // QUOTA_BLOCK
+
+    def _at(self, place: _Bytes, number: int) -> int:
+        at = place.at(number * QUOTA_BLOCK)
+        if at is None:
+            raise CorruptImage(f"has a hole at its block {number}", where=self._where, hint=_FSCK)
+        return at
+
+    def read(self, number: int) -> bytes:
+        """See :meth:`ext4lite.quota.Blocks.read`."""
+        found = self._changed.get(number)
+        return self._device.read(QUOTA_BLOCK, self._at(self._old, number)) if found is None else found
+
+    def write(self, number: int, data: bytes) -> None:
+        """See :meth:`ext4lite.quota.Blocks.write`."""
+        self._changed[number] = data
+
+    def flush(self) -> None:
+        """Write what has changed to the new image, each block once."""
+        for number, data in sorted(self._changed.items()):
+            self._output.put(data, self._at(self._new, number))
+
+    def grow(self) -> None:
+        """Never called: :meth:`ext4lite.quota.QuotaFile.correct` makes no entries."""
+        raise CorruptImage("has no room", where=self._where, hint=_FSCK)

@@ -1,16 +1,14 @@
-"""The volume's own inodes, made afresh: an empty journal, the list of reserved descriptor blocks, an empty orphan file,
-quota files with the new block counts (source: Documentation/filesystems/ext4/journal.rst, special_inodes.rst,
-orphan.rst; Documentation/filesystems/quota.rst and the format vfsv1 of quota tools).
+"""The volume's own inodes, made afresh: an empty journal, the list of reserved descriptor blocks, an empty orphan file;
+by how much quotas change (source: Documentation/filesystems/ext4/journal.rst, special_inodes.rst, orphan.rst).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from struct import Struct, pack, unpack_from
+from struct import pack
 
 from ext4lite.checksum import crc32c, inode_seed
-from ext4lite.errors import CorruptImage, Unsupported
+from ext4lite.errors import Unsupported
 from ext4lite.indirect import DIRECT
 from ext4lite.inode import InodeRecord
 from ext4lite.jbd2.log import Log, super_checksum
@@ -19,14 +17,6 @@ from ext4lite.layout._codecs import JournalSuperBlock
 from ext4lite.rebuild.plan import Layout
 
 _ORPHAN_MAGIC = 0x0B10CA04
-_QUOTA_BLOCK = 1024
-_QUOTA_MAGICS = (0xD9C01F11, 0xD9C01927, 0xD9C03F14)  # user, group, project
-_QUOTA_DEPTH = 4
-_QUOTA_ENTRY = 72
-_QUOTA_HEAD = 16
-_SPACE_AT = 48  # of dqb_curspace in an entry
-_U64 = Struct("<Q")
-_MAX_QUOTA_BLOCKS = 1 << 20
 
 
 def journal_super(log: Log, blocks: int) -> bytes:
@@ -98,44 +88,3 @@ class QuotaChanges:
         ids = (i.i_uid | i.l_i_uid_high << 16, i.i_gid | i.l_i_gid_high << 16, i.i_projid)
         for changes, ident in zip(self.by_kind, ids, strict=True):
             changes[ident] = changes.get(ident, 0) + change
-
-
-Read = Callable[[int], bytearray]
-"""Return block ``n`` (of 1024 bytes) of a quota file."""
-
-
-def quota_file(kind: int, size: int, read: Read, changes: dict[int, int], where: str) -> dict[int, bytes]:
-    """Return the blocks (1024 bytes, by number) of a quota file of format vfsv1 that change.
-
-    CorruptImage, Unsupported.
-    """
-    head = read(0)
-    magic, version = unpack_from("<II", head)
-    if magic != _QUOTA_MAGICS[kind]:
-        raise CorruptImage(f"the quota file has magic {magic:#010x}", where=where)
-    if version != 1:
-        raise Unsupported(f"the quota file has format {version}, not vfsv1", where=where)
-    total = size // _QUOTA_BLOCK
-    out: dict[int, bytes] = {}
-    seen: set[int] = set()
-    pending = [(1, _QUOTA_DEPTH)]
-    while pending:
-        number, depth = pending.pop()
-        if number in seen:
-            continue  # several entries lie in one leaf
-        if not 0 < number < total or len(seen) > _MAX_QUOTA_BLOCKS:
-            raise CorruptImage(f"the quota file points to its block {number} of {total}", where=where)
-        seen.add(number)
-        block = read(number)
-        if depth:
-            pending += [(n, depth - 1) for n in set(unpack_from("<256I", block)) if n]
-            continue
-        before = bytes(block)
-        for at in range(_QUOTA_HEAD, _QUOTA_BLOCK - _QUOTA_ENTRY + 1, _QUOTA_ENTRY):
-            (ident,) = unpack_from("<I", block, at)
-            if any(block[at : at + _QUOTA_ENTRY]) and ident in changes:
-                (space,) = _U64.unpack_from(block, at + _SPACE_AT)
-                _U64.pack_into(block, at + _SPACE_AT, max(0, space + changes[ident]))
-        if block != before:
-            out[number] = bytes(block)
-    return out

@@ -318,6 +318,7 @@ class _Resize:
             raise HostError(what, where=self.where)
         made = hostfs.NewFile(target)
         try:
+            hostfs.take_over(self.fd, made.fd)  # first: it can be refused
             try:
                 hostfs.ficlone(made.fd, self.fd)
             except OSError as e:
@@ -325,7 +326,6 @@ class _Resize:
                     raise
                 hostfs.copy_sparse(made.fd, self.fd, old.size)
             self._set_file_size(old.size, made.fd)
-            hostfs.take_over(self.fd, made.fd)
             if new.blocks > old.blocks:
                 self._set_file_size(new.size, made.fd)
             self._change_copy(made.fd, old, new)

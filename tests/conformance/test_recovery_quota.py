@@ -18,7 +18,7 @@ from conformance.test_recovery import NO_LOG_FLUSH, crashing, fsync
 from ext4lite.errors import CorruptImage
 from ext4lite.jbd2.log import FileBlocks, Overlay, write_back
 from ext4lite.jbd2.patch import Patch
-from ext4lite.jbd2.quota import _MAGICS, _File
+from ext4lite.jbd2.quota import quota_file
 from ext4lite.layout.constants import INCOMPAT_RECOVER, RO_QUOTA
 from ext4lite.recover import Recovered, recover
 from ext4lite.super import read_super
@@ -135,7 +135,7 @@ def test_entries_of_new_owners(tmp_path: Path, size: str) -> None:
     fd, volume, overlay = opened(image)
     for _ in range(5):
         patch = Patch(volume, overlay, 1)
-        file = _File(patch, volume.super.raw.s_grp_quota_inum, _MAGICS[1])
+        file = quota_file(patch, volume.super.raw.s_grp_quota_inum, 1)
         for _ in range(60):
             owner, space, inodes = (
                 r.choice([r.randrange(500), r.randrange(1 << 32)]),
@@ -174,7 +174,7 @@ def test_damaged_quota_files(tree: Path, changes: list[tuple[int, bytes]]) -> No
             block, inside = divmod(at + offset, volume.block_size)
             old = overlay.read(block)
             overlay.write(block, (old[:inside] + data + old[inside + len(data) :])[: volume.block_size])
-        file = _File(patch, volume.super.raw.s_usr_quota_inum, _MAGICS[0])
+        file = quota_file(patch, volume.super.raw.s_usr_quota_inum, 0)
         for owner in (0, 5, 1000, 9999, 70_000, 0xFFFFFFFF):
             file.add(owner, 1, 1)
         file.store()

@@ -178,3 +178,27 @@ def test_a_sparse_file_of_20_gib_goes_in_fast(tmp_path: Path) -> None:
         assert v.stat(ino).blocks512 < 200
         assert v.read(ino, 1 << 30, 5) == b"here!"
     fsck(image)
+
+
+def test_an_ordinary_user_is_told_why_there_is_no_new_file(tmp_path: Path, users: Path) -> None:
+    """A directory that cannot be written to, an owner that cannot be kept: said as that, before anything is done."""
+    image = users / "image"
+    mkfs(image, size=16 * MIB, journal_size=0)
+    before = image.read_bytes()
+    os.chown(image, 65534, 0)
+    for words in (("compact", image), ("resize", "-M", image)):
+        done = cli(*words, user=True)
+        assert done.returncode == 6
+        assert "a new file in its place cannot have its owner, 65534:0" in done.stderr
+    os.chown(image, 65534, 65534)
+    os.chown(users, 0, 0)
+    commands: list[list[str | Path]] = [
+        ["compact", image],
+        ["resize", "-M", image],
+        ["mkfs", "--size", "8M", users / "new"],
+    ]
+    for command in commands:
+        done = cli(*command, user=True)
+        assert (done.returncode, done.stderr) == (6, f"ext4lite: {users}: no file may be made in this directory\n")
+    assert image.read_bytes() == before
+    assert os.listdir(users) == ["image"]  # noqa: PTH208

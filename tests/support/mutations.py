@@ -120,9 +120,9 @@ MUTATIONS = {
     ),
     "the tail moves before the checkpoint": Mutation(
         _T,
-        "        if self._committed:\n            write_back",
+        "        self._bring_in_place()\n        if self._used",
         "        self.log.write_super(start=self._head, sequence=self.sequence)\n        self._blocks.flush()\n"
-        "        if self._committed:\n            write_back",
+        "        self._bring_in_place()\n        if self._used",
     ),
     "the tail has the number before": Mutation(
         _T,
@@ -144,9 +144,9 @@ MUTATIONS = {
     ),
     "the journal is emptied before the checkpoint": Mutation(
         _T,
-        "        self.commit()\n        self.checkpoint()\n        if self._active",
+        "        self.commit()\n        self._bring_in_place()\n        if self._active",
         "        self.commit()\n        self.log.write_super(start=0, sequence=self.sequence)\n"
-        "        self._blocks.flush()\n        self.checkpoint()\n        if self._active",
+        "        self._blocks.flush()\n        self._bring_in_place()\n        if self._active",
     ),
     "RECOVER is cleared before the journal is empty": Mutation(
         "writable.py",
@@ -175,8 +175,8 @@ MUTATIONS = {
     ),
     "numbers do not go on after recovery": Mutation(
         _R,
-        "journal = Journal(log, start=brought.head, sequence=brought.end)",
-        "journal = Journal(log, start=brought.head, sequence=1)",
+        "start=brought.head, sequence=brought.end, used=used)",
+        "start=brought.head, sequence=1, used=used)",
     ),
     # -- recovery
     "recovery moves the tail before blocks are in place": Mutation(
@@ -186,10 +186,9 @@ MUTATIONS = {
         "    for batch in brought.blocks.batches(_BATCH):\n",
     ),
     "recovery does not flush before it moves the tail": Mutation(
-        _R,
-        "    write_back(blocks, overlay.dirty)\n    blocks.flush()\n",
-        "    write_back(blocks, overlay.dirty)\n",
+        _T, "self._unflushed = used is not None", "self._unflushed = False"
     ),
+    "recovery's transactions overwrite what was replayed": Mutation(_T, "self._used = used or 0", "self._used = 0"),
     "recovery clears RECOVER with the blocks": Mutation(_R, "        _set_recover(overlay, True)\n", "        pass\n"),
     "recovery leaves orphans": Mutation(
         _R, "done = orphans.process(volume, settled, now, step)", "done = orphans.OrphanCounts()"

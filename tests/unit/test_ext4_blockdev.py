@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from ext4lite.blockdev import (
 from ext4lite.checksum import superblock_checksum
 from ext4lite.clone import clone
 from ext4lite.errors import CorruptImage, HostError, NeedsRecovery, Unsupported, VolumeBusy
+from ext4lite.features import GUEST, GUEST_READ
 from ext4lite.inspect import inspect
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import SuperBlock
@@ -190,6 +192,18 @@ def test_a_holder_of_another_user_is_told_apart(image: Path, tmp_path: Path) -> 
         assert "in use by a process that only root can see, for reading" in done.stdout
 
 
+def test_a_record_without_room_is_not_left_empty(image: Path) -> None:
+    fd = open_image(image, write=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # writing fails, as on a full disk; making files does not
+    try:
+        lock_exclusive(fd, image)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not record_path(image).exists()
+    os.close(fd)
+
+
 def test_a_stale_record_does_not_lock(image: Path) -> None:
     record_path(image).write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": 0}))
     with open_for_guest(image):
@@ -280,9 +294,9 @@ def test_what_a_guest_can_do_is_what_the_driver_says() -> None:
         for word in value.split("|"):
             masks[name] |= bits[word.strip()]
     assert masks == {
-        "incompatReadable": c.GUEST_READ_INCOMPAT | c.INCOMPAT_RECOVER,
-        "incompatWritable": c.GUEST_INCOMPAT | c.INCOMPAT_RECOVER,
-        "roCompatWritable": c.GUEST_RO_COMPAT,
+        "incompatReadable": GUEST_READ.incompat | c.INCOMPAT_RECOVER,
+        "incompatWritable": GUEST.incompat | c.INCOMPAT_RECOVER,
+        "roCompatWritable": GUEST.ro_compat,
     }
 
 

@@ -115,3 +115,14 @@ def test_fiemap_lists_the_data(sparse: int) -> None:
     extents = hostfs.fiemap(sparse)
     assert [(e.logical, e.length) for e in extents] == [(MIB, 8192), (3 * MIB - 4096, 4096)]
     assert not any(e.shared for e in extents)
+
+
+@pytest.mark.usefixtures("way")
+def test_the_longest_names_can_be_replaced(tmp_path: Path) -> None:
+    for name in ("n" * 255, "ö" * 127, "𝄞" * 63):
+        path = tmp_path / name
+        path.write_text("old")
+        new = hostfs.NewFile(path)
+        os.write(new.fd, b"new")
+        new.publish()
+        assert path.read_text() == "new"

@@ -10,7 +10,7 @@ from ext4lite.errors import CorruptImage
 from ext4lite.extents import Extent
 from ext4lite.jbd2.log import Log, super_checksum
 from ext4lite.jbd2.recovery import replay, scan
-from ext4lite.jbd2.transaction import TransactionTooLarge
+from ext4lite.jbd2.transaction import Journal, TransactionTooLarge
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import JournalSuperBlock
 from support.journals import CSUM_V2, CSUM_V3, Trace, fresh, journal_of, recovered
@@ -194,6 +194,57 @@ def test_cut_off_anywhere(incompat: int) -> None:
         reached = [i for i, (_, state) in enumerate(states) if state == result]
         assert reached, f"cut behind event {at} of {len(device.events)}: a state that never was"
         assert max(reached) >= synced, f"cut behind event {at}: commit {synced} is lost"
+
+
+def _replayed_in_place(device: Trace, runs: list[Extent], filled: int) -> tuple[Journal, list[int]]:
+    """Fill a log with so many transactions of a block each; return a writer that goes on behind them, and the blocks.
+
+    They were written in place, but not flushed: as in a recovery.
+    """
+    writer = journal_of(device, runs)
+    for n in range(filled):
+        with writer.begin() as h:
+            h.write(5 + n, bytes([n]) * 1024)
+        writer.commit()
+    device.events.append(None)
+    log = Log.open(device, runs, "test")
+    found = replay(log, volume_blocks=USED)
+    for number, data in found.blocks.items():
+        device.write(number, data)
+    used = log.length(log.super.s_start, found.head)
+    return Journal(log, start=found.head, sequence=found.end, used=used), sorted(found.blocks)
+
+
+@pytest.mark.parametrize(("filled", "goes_on"), [(3, False), (3, True), (20, True)])
+def test_the_log_is_given_free_only_when_what_was_replayed_is_durable(filled: int, goes_on: bool) -> None:
+    """Also with a log so full (3 of 63 blocks are free) that the next transaction must take the place of old ones."""
+    device, runs = fresh()
+    journal, blocks = _replayed_in_place(device, runs, filled)
+    before, begin = device.data[:], len(device.events) - len(blocks)
+    if goes_on:
+        with journal.begin() as h:
+            for number in range(80, 84):
+                h.write(number, b"later" + bytes(1019))
+        journal.commit()
+    journal.close()
+    durable = bytearray(before)
+    for number in blocks:  # none of them has got through
+        durable[number * 1024 : (number + 1) * 1024] = number.to_bytes(4, "little") * 256
+    flushed = False
+    for event in device.events[begin:]:
+        if event is None:
+            flushed = True
+        elif event[0] not in blocks:
+            number, data = event
+            if not flushed:  # the worst: this is on the disk at once, and what was replayed is not
+                durable[number * 1024 : number * 1024 + len(data)] = data
+                after = recovered(Trace(1024, durable), runs)
+                for block in blocks:
+                    assert after[block * 1024 : (block + 1) * 1024] == device.read(block), f"block {block} is lost"
+    assert flushed
+    log = Log.open(device, runs, "test")
+    assert (log.super.s_start, log.super.s_sequence) == (0, 2 + filled + goes_on)
+    assert device.read(80).startswith(b"later") == goes_on
 
 
 def test_a_version_1_superblock_grows_features_when_it_needs_them() -> None:

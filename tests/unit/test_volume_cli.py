@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,25 @@ def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, caps
     assert "removing [" in shown
     assert "50%" in shown
     assert shown.endswith("\r\x1b[K")
+
+
+def test_what_has_no_room_is_not_left_half(image: Path, tmp_path: Path, cli: Cli) -> None:
+    """Neither in the volume nor on the host, where what was there before stays."""
+    (tmp_path / "large").write_bytes(os.urandom(20 * MIB))
+    (tmp_path / "small").write_bytes(os.urandom(3 * MIB))
+    cli("cp-in", image, tmp_path / "small", "/small")
+    cli("cp-in", image, tmp_path / "large", "/large", code=9)
+    assert cli("ls", image).split() == ["lost+found", "small"]
+    fsck(image)
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("as it was")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))  # as on a full disk
+    try:
+        cli("cp-out", image, "/small", out / "old", code=6)
+        cli("cp-out", image, "/small", out / "new", code=6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(f.name, f.read_text()) for f in out.iterdir()] == [("old", "as it was")]

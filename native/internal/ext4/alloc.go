@@ -40,6 +40,7 @@ type allocator struct {
 	released   uint64              // the newest transaction of which that is done
 	punch      []run               // to be discarded, then available
 	punching   bool                // somebody does that
+	punched    sync.Cond           // on mu: punching has become false
 
 	waiting atomic.Int64 // blocks that are free, but not available before the next commit
 }
@@ -298,7 +299,6 @@ func (fs *FS) reuse(r run) {
 	a.punch = append(a.punch, r)
 	if !a.punching {
 		a.punching = true
-		fs.discards.Add(1)
 		go fs.discard()
 	}
 }
@@ -311,7 +311,6 @@ func (fs *FS) available(r run) {
 
 // discard punches what reuse found. Failure only costs host space.
 func (fs *FS) discard() {
-	defer fs.discards.Done()
 	a := &fs.alloc
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -329,6 +328,17 @@ func (fs *FS) discard() {
 		fs.available(r)
 	}
 	a.punch, a.punching = nil, false
+	a.punched.Broadcast()
+}
+
+// awaitDiscards returns when nothing is being punched.
+func (fs *FS) awaitDiscards() {
+	a := &fs.alloc
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for a.punching {
+		a.punched.Wait()
+	}
 }
 
 // allocInode takes a free inode number near its parent. Directories are spread

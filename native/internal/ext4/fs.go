@@ -35,7 +35,6 @@ type FS struct {
 
 	alloc     allocator
 	noDiscard atomic.Bool
-	discards  sync.WaitGroup // space being punched in the background
 
 	// barrier is held shared by handles and exclusively by Sync on a volume without
 	// a journal (jbd2 has its own). It comes before every other lock except renameMu
@@ -101,6 +100,7 @@ func Open(dev blockdev.Device, o Options) (*FS, error) {
 	}
 	fs.noDiscard.Store(o.NoDiscard)
 	fs.alloc.windows = map[*Inode]struct{}{}
+	fs.alloc.punched.L = &fs.alloc.mu
 	fs.readOnly.Store(o.ReadOnly)
 	if !o.ReadOnly && because != "" {
 		fs.readOnlyBy = because
@@ -382,7 +382,7 @@ func (fs *FS) Close() error {
 	if fs.journal != nil {
 		fs.journal.Abandon()
 	}
-	fs.discards.Wait()
+	fs.awaitDiscards()
 	if failure != nil {
 		errs = append(errs, fmt.Errorf("ext4: closed after an error, the volume needs a check: %w", failure))
 	}
@@ -424,7 +424,7 @@ func (fs *FS) markClean() error {
 	if err := fs.journal.Close(); err != nil {
 		return err
 	}
-	fs.discards.Wait()
+	fs.awaitDiscards()
 	return fs.setRecover(false)
 }
 

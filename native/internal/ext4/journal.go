@@ -263,7 +263,7 @@ func (fs *FS) reclaim() bool {
 	if fs.alloc.waiting.Load() == 0 || fs.Sync() != nil {
 		return false
 	}
-	fs.discards.Wait()
+	fs.awaitDiscards()
 	return true
 }
 
