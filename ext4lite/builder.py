@@ -27,7 +27,7 @@ from ext4lite.blockdev import check_target, target_path
 from ext4lite.building.attributes import AttributeBlocks
 from ext4lite.building.directories import DirectoryWriter
 from ext4lite.building.inode_tables import write_inode_tables
-from ext4lite.building.inodes import Inodes, Meta
+from ext4lite.building.inodes import NO_BODY, Body, Inodes, Meta, device_body, directory_body
 from ext4lite.building.names import Names
 from ext4lite.building.output import Output
 from ext4lite.building.records import Records
@@ -93,8 +93,7 @@ class ImageBuilder:
             journal = self.geometry.journal_blocks
             self._journal_runs = self._space.take_contiguous(journal) if journal else []
             now = self._time * _NS
-            self._inodes.add(c.ROOT_INO, c.S_IFDIR, Meta(0o755, mtime_ns=now), 2)
-            self._inodes.set_parent(c.ROOT_INO, c.ROOT_INO)
+            self._inodes.add(c.ROOT_INO, c.S_IFDIR, Meta(0o755, mtime_ns=now), directory_body(c.ROOT_INO), 2)
             self.add_dir(c.ROOT_INO, b"lost+found", Meta(0o700, mtime_ns=now))
         except BaseException:
             self.abort()
@@ -104,9 +103,7 @@ class ImageBuilder:
 
     def add_dir(self, parent: int, name: bytes, meta: Meta) -> int:
         """Make a directory and return its inode number. FileExistsError when the name is taken."""
-        ino = self._new(parent, name, c.S_IFDIR, meta)
-        self._inodes.set_parent(ino, parent)
-        self._inodes.set_links(ino, 2)
+        ino = self._new(parent, name, c.S_IFDIR, meta, directory_body(parent), 2)
         self._inodes.set_links(parent, self._inodes.links(parent) + 1)
         return ino
 
@@ -125,9 +122,7 @@ class ImageBuilder:
         """Make a symlink and return its inode number. Unsupported unless the target has 1 to 4095 bytes."""
         if not 0 < len(target) < BLOCK:
             raise Unsupported(f"symlink {name!r} has a target of {len(target)} bytes")
-        ino = self._new(parent, name, c.S_IFLNK, meta)
-        self._inodes.set_target(ino, target)
-        return ino
+        return self._new(parent, name, c.S_IFLNK, meta, self._inodes.symlink_body(target))
 
     def add_node(  # noqa: PLR0917 (as in the published interface)
         self, parent: int, name: bytes, meta: Meta, kind: Kind, major: int = 0, minor: int = 0
@@ -138,10 +133,8 @@ class ImageBuilder:
         device = kind in ("char", "block")
         if device and not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
             raise Unsupported(f"device number {major}:{minor} is out of range")
-        ino = self._new(parent, name, _TYPE_OF_KIND[kind], meta)
-        if device:
-            self._inodes.set_device(ino, major, minor)
-        return ino
+        body = device_body(major, minor) if device else NO_BODY
+        return self._new(parent, name, _TYPE_OF_KIND[kind], meta, body)
 
     def add_link(self, parent: int, name: bytes, ino: int) -> None:
         """Make another name for a non-directory. Unsupported beyond 65,000 links."""
@@ -226,7 +219,9 @@ class ImageBuilder:
         if not self._names.add(parent, name, ino):
             raise FileExistsError(name)
 
-    def _new(self, parent: int, name: bytes, kind: int, meta: Meta) -> int:
+    def _new(  # noqa: PLR0917 (the hot path of each add_ method)
+        self, parent: int, name: bytes, kind: int, meta: Meta, body: Body = NO_BODY, links: int = 1
+    ) -> int:
         if self._done:
             raise ValueError("the image is finished")
         ino = self._next_ino
@@ -234,7 +229,7 @@ class ImageBuilder:
             raise VolumeFull("no free inodes are left", where=str(self.path), hint="make the volume larger")
         self._enter(parent, name, ino)
         try:
-            self._inodes.add(ino, kind, meta)
+            self._inodes.add(ino, kind, meta, body, links)
         except BaseException:
             self._names.remove(parent, name)
             raise
@@ -306,11 +301,10 @@ class ImageBuilder:
     def _write_metadata(self) -> None:
         put, geometry = self._output.put, self.geometry
         directories = DirectoryWriter(self._inodes, self._names, seed=self._seed, hash_seed=self._hash_seed)
-        for ino in self._inodes:
-            if self._inodes.type(ino) == c.S_IFDIR:
-                count, blocks, indexed = directories.blocks(ino)
-                extents = self._write_blocks(count, blocks)
-                self._inodes.set_content(ino, count * BLOCK, extents, indexed=indexed)
+        for ino in self._inodes.directories():
+            count, blocks, indexed = directories.blocks(ino)
+            extents = self._write_blocks(count, blocks)
+            self._inodes.set_content(ino, count * BLOCK, extents, indexed=indexed)
         self._journal_backup: tuple[int, ...] = _NO_BACKUP
         groups = write_inode_tables(geometry, self._inode_records(), put)
         identity = Identity(self.uuid.bytes, self._label, self._time, self._hash_seed)
@@ -339,7 +333,7 @@ class ImageBuilder:
         """
         inodes, put = self._inodes, self._output.put
         attributes = AttributeBlocks(inodes, self._seed, lambda: self._take_numbers(1)[0], put)
-        attributes.count(inodes)
+        attributes.count()
         records = Records(inodes, seed=self._seed, created_ns=self._time * _NS, take=self._take_numbers, put=put)
         journal = b""
         if self._journal_runs:

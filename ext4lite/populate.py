@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from ext4lite.builder import ImageBuilder, Meta
+from ext4lite.building.names import Names
 from ext4lite.errors import HostError, NotADirectory, Unsupported
 from ext4lite.hostfs import data_runs
 from ext4lite.transfer import NODES, Copied
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _LOST_FOUND = b"lost+found"
+_IDENTITY = Struct("<QQ")
 
 
 def populate(builder: ImageBuilder, source: StrPath, progress: Callable[[int], None] | None = None) -> Copied:
@@ -41,7 +44,9 @@ class _Populate:
     def __init__(self, builder: ImageBuilder, progress: Callable[[int], None]) -> None:
         self._builder = builder
         self._progress = progress
-        self._linked: dict[tuple[int, int], int] = {}
+        self._linked = Names()  # what has several names, by where it is on the host
+        self._at = b""  # what is being copied
+        self._has_lost_found = False
         self._done = Copied()
         # Its own file may lie in the tree: on hosts without nameless files it has a name.
         own = os.fstat(builder.fd)
@@ -50,64 +55,79 @@ class _Populate:
 
     def run(self, source: bytes) -> Copied:
         builder = self._builder
-        at = source
+        self._at = source
         try:
             info = os.stat(source)  # noqa: PTH116 (bytes, as all paths here)
             if not stat.S_ISDIR(info.st_mode):
                 raise NotADirectory("is not a directory", where=os.fsdecode(source))
             builder.set_meta(builder.root, self._meta(source, info))
-            pending = [(source, builder.root)]
-            while pending:
-                at, ino = pending.pop()
-                with os.scandir(at) as found:
-                    entries = sorted(found, key=_name)
-                below = []
-                for entry in entries:
-                    at = entry.path
-                    made = self._entry(entry, ino)
-                    if made is not None:
-                        below.append((at, made))
-                pending += reversed(below)
+            # The way down, with what is still to be visited of each directory on it: names are not kept twice.
+            way = [(source, self._enter(source, builder.root))]
+            while way:
+                above, below = way[-1]
+                name, ino = next(below, (b"", 0))
+                if ino:
+                    path = os.path.join(above, name)  # noqa: PTH118
+                    way.append((path, self._enter(path, ino)))
+                else:
+                    way.pop()
         except OSError as e:
-            raise HostError.from_os(e, os.fsdecode(at)) from e
+            raise HostError.from_os(e, os.fsdecode(self._at)) from e
         return self._done
 
-    def _entry(self, entry: os.DirEntry[bytes], parent: int) -> int | None:
-        """Copy one name; return the inode number of a directory, whose content is still to be copied."""
-        builder, done, name = self._builder, self._done, entry.name
-        info = entry.stat(follow_symlinks=False)
+    def _enter(self, path: bytes, ino: int) -> Iterator[tuple[bytes, int]]:
+        """Copy the names in a directory; return those of the directories among them, which are still empty."""
+        builder = self._builder
+        self._at = path
+        names = os.listdir(path)  # noqa: PTH208
+        names.sort(reverse=True)
+        while names:  # taken off one by one, for there may be a million
+            name = names.pop()
+            self._entry(os.path.join(path, name), name, ino)  # noqa: PTH118
+        below = ((name, child) for name, child in builder.children(ino) if builder.kind(child) == "dir")
+        if ino != builder.root:
+            return below
+        if self._has_lost_found:  # it was there before all others
+            return iter(sorted(below))
+        return (found for found in below if found[0] != _LOST_FOUND)
+
+    def _entry(self, path: bytes, name: bytes, parent: int) -> None:
+        """Copy one name, of a directory without what is in it."""
+        builder, done = self._builder, self._done
+        self._at = path
+        info = os.lstat(path)
         kind = stat.S_IFMT(info.st_mode)
         several = info.st_nlink > 1 and kind != stat.S_IFDIR
-        identity = (info.st_dev, info.st_ino) if several else None
-        if identity is not None and (known := self._linked.get(identity)) is not None:
+        identity = _IDENTITY.pack(info.st_dev, info.st_ino) if several else b""
+        if several and (known := self._linked.find(0, identity)):
             builder.add_link(parent, name, known)
             done.files += 1
-            return None
+            return
         if kind == stat.S_IFREG:
             if (info.st_dev, info.st_ino) == self._own:
-                return None
-            made = self._file(entry.path, parent, name, info)
+                return
+            made = self._file(path, parent, name, info)
             done.files += 1
         elif kind == stat.S_IFDIR:
-            meta = self._meta(entry.path, info)
+            meta = self._meta(path, info)
             done.directories += 1
             if parent == builder.root and name == _LOST_FOUND:
-                made = builder.lookup(parent, name) or 0
-                builder.set_meta(made, meta)
-                return made
-            return builder.add_dir(parent, name, meta)
+                self._has_lost_found = True
+                builder.set_meta(builder.lookup(parent, name) or 0, meta)
+            else:
+                builder.add_dir(parent, name, meta)
+            return
         elif kind == stat.S_IFLNK:
-            target = os.readlink(entry.path)  # noqa: PTH115
-            made = builder.add_symlink(parent, name, target, self._meta(entry.path, info))
+            target = os.readlink(path)  # noqa: PTH115
+            made = builder.add_symlink(parent, name, target, self._meta(path, info))
             done.symlinks += 1
         else:
-            meta = self._meta(entry.path, info)
+            meta = self._meta(path, info)
             device = os.major(info.st_rdev), os.minor(info.st_rdev)
             made = builder.add_node(parent, name, meta, NODES[kind], *device)
             done.others += 1
-        if identity is not None:
-            self._linked[identity] = made
-        return None
+        if several:
+            self._linked.add(0, identity, made)
 
     def _meta(self, path: bytes, info: os.stat_result) -> Meta:
         meta = Meta(stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
@@ -152,7 +172,3 @@ class _Populate:
             self._progress(len(data))
         self._done.bytes += length - left
         return length - left
-
-
-def _name(entry: os.DirEntry[bytes]) -> bytes:
-    return entry.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ext4lite import xattrs
@@ -39,7 +39,7 @@ class _Split:
 
 
 class AttributeBlocks:
-    """The attribute blocks of a volume. ``count`` every inode that has attributes, then ``place`` them all.
+    """The attribute blocks of a volume. ``count`` once, then ``place`` those of every inode that has some.
 
     ``seed`` is that of the volume's checksums, ``take`` gives a free block, ``put`` writes one's bytes.
     """
@@ -52,14 +52,12 @@ class AttributeBlocks:
         self._shared: dict[bytes, _Shared] = {}
         self._splits: dict[int, _Split] = {}  # of the pieces asked for lately
 
-    def count(self, numbers: Iterable[int]) -> None:
+    def count(self) -> None:
         """Find out how many inodes share each set that lies in a block. Unsupported for what ext4 cannot hold."""
-        for ino in numbers:
-            extra = self._inodes.extra(ino)
-            if extra:
-                digest = self._split(extra).digest
-                if digest:
-                    self._shared.setdefault(digest, _Shared()).waiting += 1
+        for extra in self._inodes.extras():
+            digest = self._split(extra).digest
+            if digest:
+                self._shared.setdefault(digest, _Shared()).waiting += 1
 
     def place(self, extra: int) -> tuple[bytes, int]:
         """Return (bytes behind the inode's fields, number of its attribute block or 0) for one more inode."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ext4lite.building.inodes import Inodes
 from ext4lite.building.names import Names
 from ext4lite.checksum import inode_seed
-from ext4lite.directory import DirEntry, HashedDirectory, linear_size, pack_leaf, pack_linear
+from ext4lite.directory import DirEntry, HashedDirectory, entry_size, linear_size, pack_leaf, pack_linear
 from ext4lite.geometry import BLOCK
 from ext4lite.layout import constants as c
 
@@ -30,9 +30,10 @@ class DirectoryWriter:
         """
         names, seed = self._names, inode_seed(self._seed, ino, 0)
         parent = self._inodes.body(ino)[0]
-        if linear_size(names.name_length(entry) for entry, _ in names.children(ino)) <= BLOCK:
-            blocks = [pack_linear(ino, parent, [self._entry(e) for e, _ in names.children(ino)], BLOCK, seed)]
-            if ino == c.FIRST_INO and not any(names.children(ino)):
+        linear = self._linear(ino)
+        if linear is not None:
+            blocks = [pack_linear(ino, parent, linear, BLOCK, seed)]
+            if ino == c.FIRST_INO and not linear:
                 blocks += [pack_leaf([], BLOCK, seed)] * (_LOST_FOUND_BLOCKS - 1)
             return len(blocks), blocks, False
         hashed = HashedDirectory(
@@ -46,6 +47,19 @@ class DirectoryWriter:
             unsigned=False,
         )
         return hashed.count, hashed.blocks(), True
+
+    def _linear(self, ino: int) -> list[DirEntry] | None:
+        """Return what is in a directory if that fits into one block."""
+        name, kind, types = self._names.name, self._inodes.type, c.FT_BY_MODE
+        entries = []
+        room = BLOCK - linear_size(())
+        for entry, child in self._names.children(ino):
+            found = name(entry)
+            room -= entry_size(len(found))
+            if room < 0:
+                return None
+            entries.append((found, child, types[kind(child)]))
+        return entries
 
     def _entry(self, entry: int) -> DirEntry:
         name, ino = self._names.entry(entry)

@@ -15,11 +15,13 @@ from ext4lite.extents import Extent
 from ext4lite.inode import decode_time, encode_time
 from ext4lite.layout import constants as c
 
-# mode and _INDEXED, links, uid, gid, mtime (seconds, extra word), size; then by type (see _Body); extra.
+# mode and _INDEXED, links, uid, gid, mtime (seconds, extra word), size, three words by type (Body); extra.
 _RECORD = Struct("<IIIIlIQQIII")
 _SIZE = _RECORD.size
 _U32 = Struct("<I")
+_TYPE_AT = 1  # the byte of the mode with the type, never 0 of an inode that is there
 _LINKS_AT = 4
+_HEAP_START = 4
 _META = Struct("<IIIIlI")
 _BODY = Struct("<QQII")
 _BODY_AT = _META.size
@@ -32,6 +34,11 @@ _PAIR = Struct("<II")  # length of an attribute's name and of its value
 _HAS_ATIME, _HAS_CTIME = 1, 2
 _REMEMBERED = 1024
 _ID_LIMIT = 1 << 32
+
+
+Body = tuple[int, int, int, int]
+"""An inode's size and three words with what its type has of its own."""
+NO_BODY: Body = (0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -70,35 +77,48 @@ class Known:
     """Number of the piece with attributes and times of its own, 0 for none."""
 
 
+def directory_body(parent: int) -> Body:
+    """Return the body of a directory that is not written yet."""
+    return 0, parent, 0, 0
+
+
+def device_body(major: int, minor: int) -> Body:
+    """Return the body of a device."""
+    return 0, 0, major, minor
+
+
 class Inodes:
     """Inodes by number. KeyError for one that is not there."""
 
     def __init__(self) -> None:
         self._records = bytearray()
-        self._heap = bytearray(4)
+        self._heap = bytearray(_HEAP_START)
         self._pieces: dict[bytes, int] = {}  # of lately added extras, which many inodes share
 
-    def add(self, ino: int, mode: int, meta: Meta, links: int = 1) -> None:
-        """Note a new inode; ``mode`` is its type. Unsupported when an owner is not a 32-bit number."""
+    def add(self, ino: int, kind: int, meta: Meta, body: Body = NO_BODY, links: int = 1) -> None:
+        """Note a new inode; ``kind`` are its type bits, ``body`` is what this type has of its own.
+
+        Unsupported when an owner is not a 32-bit number.
+        """
         at = ino * _SIZE
-        extra = self._extra(meta)
+        plain = not meta.xattrs and meta.atime_ns is None and meta.ctime_ns is None
         try:
             packed = _RECORD.pack(
-                mode | meta.mode & 0o7777,
+                kind | meta.mode & 0o7777,
                 links,
                 meta.uid,
                 meta.gid,
                 *encode_time(meta.mtime_ns, wide=True),
-                0,
-                0,
-                0,
-                0,
-                extra,
+                *body,
+                0 if plain else self._extra(meta),
             )
         except error:
             _check_owner(meta)
             raise
         records = self._records
+        if at == len(records):
+            records += packed
+            return
         if at > len(records):
             records += bytes(at - len(records))
         records[at : at + _SIZE] = packed
@@ -110,8 +130,7 @@ class Inodes:
 
     def type(self, ino: int) -> int:
         """Return the type bits of an inode's mode."""
-        mode: int = _U32.unpack_from(self._records, self._at(ino))[0]
-        return mode & c.S_IFMT
+        return (self._records[self._at(ino) + _TYPE_AT] & 0xF0) << 8
 
     def links(self, ino: int) -> int:
         """Return the number of links."""
@@ -171,21 +190,13 @@ class Inodes:
             return [Extent(*run) for run in _RUN.iter_unpack(self._piece(physical))]
         return [Extent(logical, physical, count)] if count else []
 
-    def set_parent(self, ino: int, parent: int) -> None:
-        """Note the parent of a directory, until it is written."""
-        _BODY.pack_into(self._records, self._at(ino) + _BODY_AT, 0, parent, 0, 0)
-
-    def set_target(self, ino: int, target: bytes) -> None:
-        """Note the target of a symlink."""
-        _BODY.pack_into(self._records, self._at(ino) + _BODY_AT, len(target), self._keep(target), 0, 0)
+    def symlink_body(self, target: bytes) -> Body:
+        """Return the body of a new symlink."""
+        return len(target), self._keep(target), 0, 0
 
     def target(self, body: tuple[int, int, int]) -> bytes:
         """Return the target of a symlink whose block is not written."""
         return self._piece(body[0])
-
-    def set_device(self, ino: int, major: int, minor: int) -> None:
-        """Note the numbers of a device."""
-        _BODY.pack_into(self._records, self._at(ino) + _BODY_AT, 0, 0, major, minor)
 
     def body(self, ino: int) -> tuple[int, int, int]:
         """Return what an inode's type has of its own, in three words: see the methods that take it.
@@ -201,8 +212,22 @@ class Inodes:
         """Yield the numbers of all inodes, ascending; they may change meanwhile."""
         records = self._records
         for at in range(0, len(records), _SIZE):
-            if records[at + 1]:  # the type is in the mode's second byte
+            if records[at + _TYPE_AT]:
                 yield at // _SIZE
+
+    def directories(self) -> Iterator[int]:
+        """Yield the numbers of the directories, ascending; they may change meanwhile."""
+        records = self._records
+        for at in range(0, len(records), _SIZE):
+            if records[at + _TYPE_AT] & 0xF0 == c.S_IFDIR >> 8:
+                yield at // _SIZE
+
+    def extras(self) -> Iterator[int]:
+        """Yield what :meth:`extra` returns of each inode where it is not 0."""
+        if len(self._heap) > _HEAP_START:
+            for *_, extra in _RECORD.iter_unpack(self._records):
+                if extra:
+                    yield extra
 
     def known(self, ino: int) -> Known:
         """Return all that is known of an inode."""
@@ -242,9 +267,10 @@ class Inodes:
 
     def _at(self, ino: int) -> int:
         at = ino * _SIZE
-        if not 0 <= at < len(self._records) or not self._records[at + 1]:
-            raise KeyError(ino)
-        return at
+        records = self._records
+        if 0 <= at < len(records) and records[at + _TYPE_AT]:
+            return at
+        raise KeyError(ino)
 
     def _extra(self, meta: Meta) -> int:
         if not meta.xattrs and meta.atime_ns is None and meta.ctime_ns is None:

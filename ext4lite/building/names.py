@@ -17,6 +17,7 @@ _KEY = Struct("<IB")  # directory, length of the name
 _U32 = Struct("<I")
 _KEY_AT = _HEAD.size
 _NAME_AT = _HEAD.size + _KEY.size
+_PADDING = tuple(bytes(-(_NAME_AT + length) & 3) for length in range(4))
 _SMALLEST = 1 << 10
 _MAX_NAME = 255
 
@@ -43,26 +44,24 @@ class Names:
 
     def add(self, directory: int, name: bytes, ino: int) -> bool:
         """Append a name of 1 to 255 bytes to a directory; False if it has it already."""
-        key = _KEY.pack(directory, len(name)) + name
+        length = len(name)
+        key = _KEY.pack(directory, length) + name
+        entries, last = self._entries, self._last
         slot, old = self._probe(key)
         if old:
             if self._ino(old):
                 return False
         else:
             self._used += 1
-        entries, last = self._entries, self._last
-        at = len(entries)
-        new = at >> 2
+        new = len(entries) >> 2
         if directory >= len(last):
             last.frombytes(bytes(4 * (directory + 1 - len(last))))
         before = last[directory]
+        first = new
         if before:
-            entries += _HEAD.pack(_U32.unpack_from(entries, before << 2)[0], ino)
+            (first,) = _U32.unpack_from(entries, before << 2)
             _U32.pack_into(entries, before << 2, new)
-        else:
-            entries += _HEAD.pack(new, ino)
-        entries += key
-        entries += bytes(-len(entries) & 3)
+        entries += _HEAD.pack(first, ino) + key + _PADDING[length & 3]
         last[directory] = new
         self._slots[slot] = new
         if self._used * 3 > self._mask * 2:
@@ -85,23 +84,18 @@ class Names:
         Names may come and go meanwhile.
         """
         last = self._last[directory] if directory < len(self._last) else 0
-        at = last
+        entries, unpack = self._entries, _HEAD.unpack_from
+        at = unpack(entries, last << 2)[0] if last else 0
         while at:
-            at, _ = _HEAD.unpack_from(self._entries, at << 2)
-            ino = self._ino(at)
+            after, ino = unpack(entries, at << 2)
             if ino:
                 yield at, ino
-            if at == last:
-                return
+            at = 0 if at == last else after
 
     def name(self, entry: int) -> bytes:
         """Return the name of an entry."""
         entries, at = self._entries, (entry << 2) + _NAME_AT
         return bytes(entries[at : at + entries[at - 1]])
-
-    def name_length(self, entry: int) -> int:
-        """Return how many bytes the name of an entry has."""
-        return self._entries[(entry << 2) + _NAME_AT - 1]
 
     def entry(self, entry: int) -> tuple[bytes, int]:
         """Return (name, inode number) of an entry."""

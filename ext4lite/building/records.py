@@ -17,6 +17,7 @@ from ext4lite.layout._codecs import Inode
 _CSUM = Struct("<H")
 _LOW, _HIGH = Inode.OFFSET_l_i_checksum_lo, Inode.OFFSET_i_checksum_hi
 _BLANK = bytes(60)
+_EMPTY_ROOT, _ = build_tree([], [], BLOCK, 0)
 _HUGE_SECTORS = 1 << 32
 _SECTORS = BLOCK // 512
 _MAX_DIR_LINKS = c.LINK_MAX - 1
@@ -130,6 +131,8 @@ class Records:
 
     def _extent_root(self, extents: list[Extent], seed: int) -> tuple[bytes, int]:
         """Write the tree blocks; return ``i_block`` and how many blocks the tree takes."""
+        if not extents:
+            return _EMPTY_ROOT, 0
         extents = split_long(extents)
         if len(extents) == 1:
             return root_of_one(extents[0]), 0
