@@ -1,4 +1,4 @@
 """The parts of :class:`ext4lite.builder.ImageBuilder`, one concept a module.
 
-They share one aim beside correctness: some ninety bytes of memory an inode, its name included, however many there are.
+They share one aim beside correctness: about a hundred bytes of memory an inode, its name included, however many there are.
 """
