@@ -81,9 +81,10 @@ class _Populate:
         self._at = path
         names = os.listdir(path)  # noqa: PTH208
         names.sort(reverse=True)
+        prefix = os.path.join(path, b"")  # noqa: PTH118
         while names:  # taken off one by one, for there may be a million
             name = names.pop()
-            self._entry(os.path.join(path, name), name, ino)  # noqa: PTH118
+            self._entry(prefix + name, name, ino)
         below = ((name, child) for name, child in builder.children(ino) if builder.kind(child) == "dir")
         if ino != builder.root:
             return below
