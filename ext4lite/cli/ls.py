@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ext4lite.cli.values import Replay, Verify
+from ext4lite.units import printable
 
 if TYPE_CHECKING:
     from ext4lite.volume import Stat, Volume
@@ -47,9 +49,14 @@ def ls(
             if as_json:
                 print(json.dumps(as_row(volume, name, child), separators=(",", ":")))
             elif long:
-                print(_line(volume, name, volume.stat(child)))
+                print(_safe(_line(volume, name, volume.stat(child))))
             else:
-                print(os.fsdecode(name))
+                print(_safe(os.fsdecode(name)))
+
+
+def _safe(line: str) -> str:
+    """Return a line whose names cannot steer the terminal that it goes to; for a pipe as it is, like ``ls``."""
+    return printable(line) if sys.stdout.isatty() else line
 
 
 def as_row(volume: Volume, name: bytes, ino: int) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from ext4lite.cli import progress
 from ext4lite.cli import run as command
 from ext4lite.mkfs import mkfs
+from ext4lite.volume import Volume
 from support.ext4_judges import fsck
 
 MIB = 1 << 20
@@ -209,3 +212,18 @@ def test_what_has_no_room_is_not_left_half(image: Path, tmp_path: Path, cli: Cli
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(f.name, f.read_text()) for f in out.iterdir()] == [("old", "as it was")]
+
+
+def test_names_are_bytes_for_a_pipe_and_harmless_on_a_terminal(image: Path) -> None:
+    name = b"steer\x1b[2J\xff"
+    with Volume.open(image, mode="rw") as volume:
+        volume.create(b"/" + name)
+    words = [sys.executable, "-m", "ext4lite", "ls", image]
+    assert name + b"\n" in subprocess.run(words, capture_output=True, check=True).stdout
+    ours, theirs = pty.openpty()
+    subprocess.run(words, stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1000)
+    os.close(ours)
+    assert b"steer" in shown
+    assert b"\x1b" not in shown
