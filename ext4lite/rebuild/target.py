@@ -53,6 +53,15 @@ class Space:
             count -= got
         return out
 
+    def take_run(self, count: int) -> int:
+        """Return the first of so many blocks that lie together; -1, and nothing taken, where the next ones do not."""
+        start = self._at
+        if self._end - start < count or self._ratio > 1:
+            return -1
+        self.count += count
+        self._at = start + count
+        return start
+
     def take_each(self, clusters: int) -> list[int]:
         """Return the first blocks of so many clusters. OutOfSpace."""
         return [block for start, count in self.take(clusters) for block in range(start, start + count, self._ratio)]
