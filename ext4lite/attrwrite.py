@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ext4lite import acl, xattrs
+from ext4lite import acl
 from ext4lite.errors import AccessDenied, CorruptImage, Invalid, NotSupported
 from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
@@ -140,11 +140,11 @@ class AttributeVolume(XattrVolume):
         NoRoomForAttribute, VolumeFull, ValueTooLong, Invalid for an ACL that is not valid, AccessDenied for a default
         ACL of what is no directory, NotPermitted; Unsupported for a prefix that ext4 has no place for.
         """
-        key = xattrs.split_name(name)
+        key = self.key_of(ino, name)
         if key not in (_ACCESS, _DEFAULT):
             super().set_xattr(ino, name, value, how=how)
             return
-        ((_, _, stored),) = xattrs.to_entries({name: value or b"\x02\0\0\0"})
+        _, _, stored = self.as_entry(ino, name, value or b"\x02\0\0\0")
         found = acl.parse(stored)
 
         def change() -> None:

@@ -39,7 +39,7 @@ PROFILE = Features(
     c.INCOMPAT_FILETYPE | c.INCOMPAT_EXTENTS | c.INCOMPAT_64BIT | c.INCOMPAT_FLEX_BG | c.INCOMPAT_CSUM_SEED,
     c.RO_SPARSE_SUPER | c.RO_LARGE_FILE | c.RO_HUGE_FILE | c.RO_DIR_NLINK | c.RO_EXTRA_ISIZE | c.RO_METADATA_CSUM,
 )
-"""What ``mkfs`` makes (``builder/``); ``has_journal`` comes with a journal."""
+"""What ``mkfs`` makes (the builder); ``has_journal`` comes with a journal."""
 
 GUEST = Features(_ALL, PROFILE.incompat | c.INCOMPAT_LARGE_DIR, PROFILE.ro_compat | c.RO_GDT_CSUM)
 """What the runtime's driver writes to (``native/internal/ext4/feature.go`` has the same masks)."""

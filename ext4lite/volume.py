@@ -131,6 +131,8 @@ class Volume:
             from ext4lite.writer import WritableVolume
 
             return WritableVolume.open_for_writing(path)
+        if mode != "r":
+            raise ValueError(f"mode is {mode!r}, neither 'r' nor 'rw'")
         where = os.fspath(path)
         image = open_device(path)
         try:

@@ -217,7 +217,9 @@ class WritableBase(Volume):
         self._windows.clear()
 
     def sync(self) -> None:
-        """Make everything done so far durable."""
+        """Make everything done so far durable. HostError when that cannot be."""
+        if self._broken or self._fd < 0:
+            raise HostError("the volume is closed, or failed to write before", where=self.where)
         self._commit()
         if self.journal is None and self._in_use:
             self._blocks.flush()

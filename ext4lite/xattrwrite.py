@@ -105,7 +105,7 @@ class XattrVolume(DataVolume):
         """
         if len(value) > _MAX_VALUE:
             raise ValueTooLong(f"a value of {len(value)} bytes is too long", where=self._at(f"inode {ino}"))
-        (entry,) = xattrs.to_entries({name: value})
+        entry = self.as_entry(ino, name, value)
 
         def change() -> None:
             record = self.changeable(ino)
@@ -122,9 +122,23 @@ class XattrVolume(DataVolume):
 
         self._run(change)
 
+    def key_of(self, ino: int, name: bytes) -> tuple[int, bytes]:
+        """Return what an attribute is stored under; Unsupported for a prefix that ext4 has no place for."""
+        try:
+            return xattrs.split_name(name)
+        except Unsupported as e:
+            raise Unsupported(e.what, where=self._at(f"inode {ino}")) from e
+
+    def as_entry(self, ino: int, name: bytes, value: bytes) -> xattrs.RawEntry:
+        """Return an attribute as it will be stored; Unsupported for what ext4 has no place for."""
+        try:
+            return xattrs.to_entries({name: value})[0]
+        except Unsupported as e:
+            raise Unsupported(e.what, where=self._at(f"inode {ino}")) from e
+
     def remove_xattr(self, ino: int, name: bytes) -> None:
         """Remove an extended attribute by its full name. NoAttribute."""
-        key = xattrs.split_name(name)
+        key = self.key_of(ino, name)
 
         def change() -> None:
             record = self.changeable(ino)

@@ -23,7 +23,8 @@ def compact(
         ),
     ] = "",
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Write the new volume there, and leave IMAGE.")
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the new volume there; IMAGE is recovered at most."),
     ] = "",
     keep_inodes: Annotated[
         bool, typer.Option("--keep-inodes", help="Let inodes keep their numbers, even if the volume becomes larger.")

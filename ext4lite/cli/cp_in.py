@@ -20,7 +20,8 @@ def cp_in(
     owner: Annotated[str, typer.Option("--owner", metavar="UID:GID", help="Owner of what is copied.")] = "0:0",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Copy host files into a volume; into TARGET if that is a directory. Holes, permissions and times are kept.
+    """Copy host files into a volume; into TARGET if that is a directory. Holes, permissions and times are kept;
+    symlinks are copied, not followed.
 
     What below a SOURCE cannot be read is left out and reported; the exit code is then 6.
     """

@@ -12,59 +12,77 @@ _AFTER = 1.0
 _WIDTH = 30
 
 
+class _Line:
+    """The line on standard error: drawn when the work takes long, now and then, and wiped in the end."""
+
+    def __init__(self) -> None:
+        self.begin = self._drawn = time.monotonic()
+
+    def draw(self, text: Callable[[float], str]) -> None:
+        """Draw what ``text`` makes of the seconds since the beginning, if it is time."""
+        now = time.monotonic()
+        if now - self.begin > _AFTER and now - self._drawn > _EVERY:
+            self._drawn = now
+            print(f"\r\x1b[K{text(now - self.begin)}", end="", file=sys.stderr, flush=True)
+
+    def wipe(self) -> None:
+        """Leave nothing behind."""
+        if self._drawn != self.begin:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _line(*, shown: bool = True) -> Iterator[_Line | None]:
+    """Give the line, or None where nobody could see it."""
+    if not shown or not sys.stderr.isatty():
+        yield None
+        return
+    line = _Line()
+    try:
+        yield line
+    finally:
+        line.wipe()
+
+
+def _marks(part: float) -> str:
+    filled = int(_WIDTH * part)
+    return f"[{'#' * filled}{'-' * (_WIDTH - filled)}]"
+
+
+def _human(count: float) -> str:
+    from ext4lite.units import human
+
+    return human(int(count))
+
+
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int], None]]:
     """Give a function to call with each number of bytes done. Shows nothing unless standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    begin = shown = time.monotonic()
     total = 0
+    with _line() as line:
 
-    def add(count: int) -> None:
-        nonlocal total, shown
-        from ext4lite.units import human
+        def add(count: int) -> None:
+            nonlocal total
+            total += count
+            if line is not None:
+                line.draw(lambda seconds: f"{what}: {_human(total)}, {_human(total / seconds)}/s")
 
-        total += count
-        now = time.monotonic()
-        if now - begin > _AFTER and now - shown > _EVERY:
-            shown = now
-            rate = human(int(total / (now - begin)))
-            print(f"\r\x1b[K{what}: {human(total)}, {rate}/s", end="", file=sys.stderr, flush=True)
-
-    try:
         yield add
-    finally:
-        if shown != begin:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def bar(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Give a function to call with (bytes done, bytes in all); where a person can see it, it draws a bar."""
-    if not shown or not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    begin = last = time.monotonic()
+    with _line(shown=shown) as line:
 
-    def draw(done: int, total: int) -> None:
-        nonlocal last
-        from ext4lite.units import human
+        def draw(done: int, total: int) -> None:
+            if line is not None and total:
+                part = min(1.0, done / total)
+                line.draw(
+                    lambda seconds: f"{what} {_marks(part)} {part:.0%} of {_human(total)}, {_human(done / seconds)}/s"
+                )
 
-        now = time.monotonic()
-        if now - begin > _AFTER and now - last > _EVERY and total:
-            last = now
-            filled = min(_WIDTH, _WIDTH * done // total)
-            marks = "#" * filled + "-" * (_WIDTH - filled)
-            rate = human(int(done / (now - begin)))
-            text = f"{what} [{marks}] {100 * done // total} % of {human(total)}, {rate}/s"
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    try:
         yield draw
-    finally:
-        if last != begin:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -73,25 +91,15 @@ def steps(what: str, total: Callable[[], int], *, shown: bool = True) -> Iterato
 
     ``total`` is only asked how much there is when there is a bar: finding out may take a walk.
     """
-    if not shown or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    most, done = max(1, total()), 0
-    begin = last = time.monotonic()
+    done = 0
+    with _line(shown=shown) as line:
+        most = max(1, total()) if line is not None else 1
 
-    def add(count: int) -> None:
-        nonlocal done, last
-        done += count
-        now = time.monotonic()
-        if now - begin > _AFTER and now - last > _EVERY:
-            last = now
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
             part = min(1.0, done / most)
-            marks = "#" * int(_WIDTH * part) + "-" * (_WIDTH - int(_WIDTH * part))
-            left = (now - begin) * (1 - part) / part if part else 0
-            print(f"\r\x1b[K{what} [{marks}] {part:.0%}, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+            if line is not None and part:
+                line.draw(lambda seconds: f"{what} {_marks(part)} {part:.0%}, {seconds * (1 - part) / part:.0f} s left")
 
-    try:
         yield add
-    finally:
-        if last != begin:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -31,7 +31,10 @@ def xattr(
     replay: Replay = True,
     verify: Verify = True,
 ) -> None:
-    """Show the extended attributes of a path, after the changes asked for: removals first, then --set in order."""
+    """Show the extended attributes of a path, or change them: removals first, then --set in order.
+
+    After a change nothing is shown but with --get or --json.
+    """
     from ext4lite import paths
     from ext4lite.errors import NoAttribute
     from ext4lite.volume import Volume
@@ -77,5 +80,8 @@ def _assignment(text: str) -> tuple[bytes, bytes]:
 
 
 def _shown(value: bytes) -> str:
-    text = value.decode("ascii", "replace")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return "0x" + value.hex()
     return text if text.isprintable() and not text.startswith(("0x", "0s")) else "0x" + value.hex()

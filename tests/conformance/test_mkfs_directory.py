@@ -132,6 +132,7 @@ def test_json_and_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     row = json.loads(capsys.readouterr().out)
     assert row["copied"] == {
         "files": 1, "directories": 0, "symlinks": 0, "others": 1, "bytes": 10, "skipped": [],
+        "skipped_count": 0, "left_out": 0, "owners_lost": 0,
     }  # fmt: skip
     assert ext4lite(["mkfs", "--size", "8M", "-d", str(tmp_path / "no"), str(tmp_path / "new")]) == HostError.exit_code
     words = ["mkfs", "--size", "8M", "-d", str(top / "file"), str(tmp_path / "new")]

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from ext4lite.volume import Volume
 from support.ext4_judges import assert_same, debugfs, fsck, mounted, ours, run, tool
 from support.journals import Trace, fill_journal
 from support.kernel_manifest import manifest as kernel_manifest
+from support.memory import in_memory
 
 SHUTDOWN = 0x8004587D
 LOG_FLUSH, NO_LOG_FLUSH = 1, 2
@@ -51,12 +51,7 @@ FEATURES = {
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where there is room: hundreds of flushes to a disk that others use take minutes."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shutil.disk_usage(shm).free < 1 << 30:
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shm, prefix="recovery-") as name:
-        yield Path(name)
+    yield from in_memory(tmp_path, "recovery-")
 
 
 @contextmanager

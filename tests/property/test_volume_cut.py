@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +33,7 @@ from support.cuts import (
     record,
 )
 from support.ext4_judges import fsck
+from support.memory import in_memory
 from support.volume_model import make
 from support.workloads import LONG, MIB, WORKLOADS
 
@@ -45,12 +44,7 @@ CUTS = {"large-directory-goes": 40, "steps": 12, "steps-ext3": 12, "truncations"
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where there is room: recoveries flush very often."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shutil.disk_usage(shm).free < 1 << 30:
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shm, prefix="cut-") as name:
-        yield Path(name)
+    yield from in_memory(tmp_path, "cut-")
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -175,6 +175,20 @@ def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, caps
     assert shown.endswith("\r\x1b[K")
 
 
+@pytest.mark.parametrize("value", ["0xff", "0xc3", "0x00", "ü", "plain", "0x307831"])
+def test_a_value_shown_can_be_set_again(image: Path, cli: Cli, value: str) -> None:
+    """What is no text is shown in hexadecimal, not with a replacement for what is no UTF-8."""
+    cli("xattr", "-s", f"user.a={value}", image, "/")
+    assert cli("xattr", image, "/").strip() == f"user.a={value}"
+    fsck(image)
+
+
+def test_what_ext4_has_no_place_for_is_told_with_where(image: Path, cli: Cli) -> None:
+    for name in ("bad", "system.posix_acl_access"):
+        assert cli("xattr", "-s", f"{name}=0x00", image, "/", code=5).startswith(f"ext4lite: {image}: inode 2: ")
+    fsck(image)
+
+
 def test_what_has_no_room_is_not_left_half(image: Path, tmp_path: Path, cli: Cli) -> None:
     """Neither in the volume nor on the host, where what was there before stays."""
     (tmp_path / "large").write_bytes(os.urandom(20 * MIB))

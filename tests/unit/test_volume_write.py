@@ -16,6 +16,7 @@ from ext4lite.errors import (
     Busy,
     Exists,
     FileTooLarge,
+    HostError,
     Invalid,
     IsADirectory,
     LoopOfLinks,
@@ -152,6 +153,22 @@ def test_errors_tell_the_errno_and_change_nothing(image: Path) -> None:
                 assert caught.value.exit_code == 10
         assert v.statfs() == at
         assert not v.cache.dirty
+    fsck(image)
+
+
+def test_a_mode_of_another_name_is_no_mode(image: Path) -> None:
+    for mode in ("w", "", "r+", None):
+        with pytest.raises(ValueError, match="neither 'r' nor 'rw'"):
+            Volume.open(image, mode=mode)  # type: ignore[call-overload]
+
+
+def test_what_is_closed_promises_nothing_more(image: Path) -> None:
+    with Volume.open(image, mode="rw") as v:
+        v.create("/a")
+    with pytest.raises(HostError, match="closed"):
+        v.sync()
+    with pytest.raises(HostError, match="closed"):
+        v.create("/b")
     fsck(image)
 
 
