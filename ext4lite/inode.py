@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 _U32X2 = Struct("<II")
 _LOW = InodeCodec.OFFSET_l_i_checksum_lo
 _HIGH = InodeCodec.OFFSET_i_checksum_hi
-_HIGH_COVERED = _HIGH + 2 - 128  # i_extra_isize from which the checksum has a high half
+HIGH_COVERED = _HIGH + 2 - 128  # i_extra_isize from which the checksum has a high half
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Stat:
 
 def checksum_ok(record: bytes, ino: int, seed: int, stored: InodeCodec, extra_isize: int) -> bool:
     """Tell whether a whole inode record has the right crc32c; one of zeros is valid (an inode never used)."""
-    if len(record) > 128 and extra_isize >= _HIGH_COVERED:
+    if len(record) > 128 and extra_isize >= HIGH_COVERED:
         identity = _U32X2.pack(ino, stored.i_generation)
         blank = b"".join((identity, record[:_LOW], b"\0\0", record[_LOW + 2 : _HIGH], b"\0\0", record[_HIGH + 2 :]))
         wanted = stored.l_i_checksum_lo | stored.i_checksum_hi << 16
@@ -123,7 +123,7 @@ def pack_record(record: InodeRecord, seed: int | None) -> bytes:
     known = min(len(raw), 128 + record.extra_isize, InodeCodec.SIZE)
     if seed is None:
         return fields.pack()[:known] + raw[known:]
-    high = len(raw) > 128 and record.extra_isize >= _HIGH_COVERED
+    high = len(raw) > 128 and record.extra_isize >= HIGH_COVERED
     fields.l_i_checksum_lo = 0
     if high:
         fields.i_checksum_hi = 0

@@ -16,6 +16,7 @@ from ext4lite.quota import BLOCK as QUOTA_BLOCK
 from ext4lite.quota import QuotaFile
 from ext4lite.rebuild import maps, special
 from ext4lite.rebuild.choice import Choice
+from ext4lite.rebuild.plain import PlainFile
 from ext4lite.rebuild.relocate import (
     BLOCK_AT,
     attribute_block,
@@ -62,6 +63,8 @@ class Engine:
         self._block_size = source.block_size
         self._ratio = choice.layout.shape.ratio
         self._seed = source.seed
+        self._plain = source.plain
+        self._inode_size = source.super.inode_size
         self._own = source.special.numbers()
         self._huge = bool(source.super.ro_compat & c.RO_HUGE_FILE)
         self._ea_inodes = bool(source.super.incompat & c.INCOMPAT_EA_INODE)
@@ -125,26 +128,47 @@ class Engine:
         Some inodes ahead are looked at, so that the host reads their content, wherever it lies, while those before are
         written.
         """
-        ahead: list[tuple[InodeRecord, Mapped]] = []
+        ahead: list[PlainFile | tuple[InodeRecord, Mapped]] = []
+        places: list[tuple[int, int]] = []
         waiting = 0
-        for ino in self._found.order:
-            if (self._found.kind(ino) == _DIR) != directories:
+        for ino, directory in zip(self._found.order, self._found.order_directories, strict=True):
+            if directory != directories:
                 continue
-            record = self._volume.inode(ino)
-            mapped = self._volume.map(record)
-            ahead.append((record, mapped))
-            waiting += sum(run.count for run in mapped[0]) * self._block_size
-            if len(ahead) >= _AHEAD or waiting >= _AHEAD_BYTES:
-                self._all(ahead)
-                ahead, waiting = [], 0
-        self._all(ahead)
+            file = None if directory else self._source.plain_file(ino)
+            if file is not None:
+                ahead.append(file)
+                places.append((file.physical, file.count))
+                waiting += file.count
+            else:
+                record = self._volume.inode(ino)
+                mapped = self._volume.map(record)
+                ahead.append((record, mapped))
+                places += [(run.physical, run.count) for run in mapped[0]]
+                waiting += sum(run.count for run in mapped[0])
+            if len(ahead) >= _AHEAD or waiting * self._block_size >= _AHEAD_BYTES:
+                self._all(ahead, places)
+                ahead, places, waiting = [], [], 0
+        self._all(ahead, places)
 
-    def _all(self, ahead: list[tuple[InodeRecord, Mapped]]) -> None:
-        self._output.expect(
-            sorted((run.physical, run.count) for _, (runs, _) in ahead for run in runs), self._block_size
-        )
-        for record, mapped in ahead:
-            self._inode(record, mapped)
+    def _all(self, ahead: list[PlainFile | tuple[InodeRecord, Mapped]], places: list[tuple[int, int]]) -> None:
+        self._output.expect(sorted(places), self._block_size)
+        for one in ahead:
+            if isinstance(one, PlainFile):
+                self._plain_file(one)
+            else:
+                self._inode(*one)
+
+    def _plain_file(self, file: PlainFile) -> None:
+        """Write a plain file: its run, and the record that says where it is now."""
+        start = self._space.take_run(file.count)
+        if self._plain is None or start < 0:  # the free space is interrupted here
+            record = self._volume.inode(file.ino)
+            self._inode(record, self._volume.map(record))
+            return
+        self._copy(file.physical, start, file.count)
+        self.extents += 1
+        new_ino = self._numbers(file.ino)
+        self._output.put_record(self._plain.moved(file, new_ino, start), self._record_at(new_ino))
 
     def _inode(self, record: InodeRecord, mapped: Mapped) -> list[Extent]:
         """Write an inode with all its blocks, ``mapped`` so far; return its new runs."""
@@ -255,10 +279,13 @@ class Engine:
     def _store(self, record: InodeRecord, new_ino: int, directory: bool) -> None:
         """Write a record under its new number."""
         record.ino = new_ino
+        self._directories[(new_ino - 1) // self._layout.per_group] += directory
+        self._output.put_record(pack_record(record, self._seed), self._record_at(new_ino))
+
+    def _record_at(self, new_ino: int) -> int:
+        """Return the byte of the image where an inode's record begins."""
         group, index = divmod(new_ino - 1, self._layout.per_group)
-        self._directories[group] += directory
-        at = self._layout.tables[group] * self._block_size + index * self._source.super.inode_size
-        self._output.put_record(pack_record(record, self._seed), at)
+        return self._layout.tables[group] * self._block_size + index * self._inode_size
 
     # -- the volume's own -------------------------------------------------------------------------------------------
 

@@ -105,9 +105,19 @@ class Demand:
             if XattrHeader.unpack(volume.block(number, where)).h_refcount > 1:
                 self._shared.add(number)
             self.clusters += 1
+        self._check()
+
+    def add_run(self, count: int) -> None:
+        """Count a plain file's blocks. CorruptImage."""
+        self.clusters += count
+        self.data_bytes += count * self._source.block_size
+        self.extents += 1
+        self._check()
+
+    def _check(self) -> None:
         if self.clusters > self._limit:
             what = "inodes claim more blocks than the volume has"
-            raise CorruptImage(what, where=source.where, hint="run e2fsck -fy on it")
+            raise CorruptImage(what, where=self._source.where, hint="run e2fsck -fy on it")
 
 
 def map_blocks(record: InodeRecord, runs: list[Extent], block_size: int) -> int:

@@ -19,12 +19,13 @@ from ext4lite.inode import InodeRecord
 from ext4lite.layout import constants as c
 from ext4lite.layout._codecs import GroupDesc
 from ext4lite.rebuild.maps import Demand
+from ext4lite.rebuild.plain import Plain, PlainFile
 from ext4lite.rebuild.relocate import entries, inline_areas
 from ext4lite.volume import Volume
 
 _FSCK = "run e2fsck -fy on it"
 _REFRESH = 4096  # groups whose descriptors may be kept in memory
-_DIR = c.S_IFDIR >> 12
+_DIR, _FILE = c.S_IFDIR >> 12, c.S_IFREG >> 12
 _NLINK_MANY = 1
 
 
@@ -53,6 +54,8 @@ class Survey:
     order: array[int] = field(default_factory=lambda: array("I"))
     """Numbers of all inodes with a name (and of attribute values) in the tree's order: a directory, what is in it, the
     directories below it."""
+    order_directories: bytearray = field(default_factory=bytearray)
+    """1 for each of ``order`` that is a directory, 0 for the others."""
     directories: int = 0
     clusters: int = 0
     """What all inodes in ``order`` and the reserved ones need, without the volume's special ones."""
@@ -81,6 +84,7 @@ class Source:
         self.super = sb
         self.block_size = sb.block_size
         self.seed: int | None = sb.seed if sb.metadata_csum else None
+        self.plain = Plain(sb) if Plain.possible(sb) else None
         self.first_ino = c.FIRST_INO if raw.s_rev_level == 0 else raw.s_first_ino
         self.sums_groups = bool(sb.metadata_csum or sb.ro_compat & c.RO_GDT_CSUM)
         quota = bool(sb.ro_compat & c.RO_QUOTA)
@@ -90,6 +94,17 @@ class Source:
             orphans=raw.s_orphan_file_inum if sb.compat & c.COMPAT_ORPHAN_FILE else 0,
             quotas=[raw.s_usr_quota_inum, raw.s_grp_quota_inum, raw.s_prj_quota_inum] if quota else [],
         )
+
+    def plain_file(self, ino: int) -> PlainFile | None:
+        """Return what an inode in use is if it is a plain file, whose long way can be spared, else None."""
+        if self.plain is None:
+            return None
+        sb, volume = self.super, self.volume
+        group, index = divmod(ino - 1, sb.raw.s_inodes_per_group)
+        desc = volume.group(group)
+        table = desc.bg_inode_table_lo | desc.bg_inode_table_hi << 32
+        offset = table * self.block_size + index * sb.inode_size
+        return self.plain.file(ino, volume._metadata(offset, sb.inode_size, self.where))
 
     def own_blocks(self, ino: int) -> int:
         """Return how many blocks one of the volume's own inodes has: without a hole, as many as its size says.
@@ -182,6 +197,7 @@ def explore(source: Source) -> Survey:
     values = _look_at_inodes(source, found, links, demand)
     _walk(source, found, links)
     found.order.extend(values)
+    found.order_directories.extend(bytes(len(values)))
     found.clusters = demand.clusters
     found.data_bytes, found.extents, found.fragmented = demand.data_bytes, demand.extents, demand.fragmented
     return found
@@ -191,7 +207,14 @@ def _look_at_inodes(source: Source, found: Survey, links: array[int], demand: De
     """Note kind, links and needs of each inode in use; return the numbers of those that hold attribute values."""
     volume, special = source.volume, source.special.numbers()
     values = array("I")
+    first = max((source.first_ino, *special))
     for i, ino in enumerate(found.used):
+        file = source.plain_file(ino) if ino > first else None
+        if file is not None and file.links:
+            found.kinds[i] = _FILE
+            links[i] = file.links
+            demand.add_run(file.count)
+            continue
         record = volume.inode(ino)
         fields = record.fields
         found.kinds[i] = fields.i_mode >> 12
@@ -219,6 +242,7 @@ def _walk(source: Source, found: Survey, links: array[int]) -> None:
     if found.kinds[root] != _DIR:
         raise CorruptImage("the root is not a directory", where=source.where, hint=_FSCK)
     found.order.append(c.ROOT_INO)
+    found.order_directories.append(1)
     pending = [c.ROOT_INO]
     while pending:
         parent = pending.pop()
@@ -232,6 +256,7 @@ def _walk(source: Source, found: Survey, links: array[int]) -> None:
                 raise CorruptImage(f"has a name for inode {ino}, which is not in use", where=where, hint=_FSCK)
             if not names[i]:
                 found.order.append(ino)
+                found.order_directories.append(found.kinds[i] == _DIR)
             if found.kinds[i] == _DIR:
                 if names[i]:
                     raise CorruptImage("has a second name", where=f"{source.where}: directory inode {ino}", hint=_FSCK)

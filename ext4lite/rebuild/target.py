@@ -10,7 +10,8 @@ from ext4lite.device import Device
 from ext4lite.errors import CorruptImage, HostError
 from ext4lite.rebuild.plan import Layout
 
-_BUFFER = 4 << 20
+_BUFFER = 1 << 20  # what was read is still in the processor's cache when it is written
+_RUN = 4 << 20
 _WRITEBACK = 16 << 20
 _PIECE = 64 << 10
 _ZEROS = bytes(_PIECE)
@@ -52,6 +53,15 @@ class Space:
             self._at += got
             count -= got
         return out
+
+    def take_run(self, count: int) -> int:
+        """Return the first of so many blocks that lie together; -1, and nothing taken, where the next ones do not."""
+        start = self._at
+        if self._end - start < count or self._ratio > 1:
+            return -1
+        self.count += count
+        self._at = start + count
+        return start
 
     def take_each(self, clusters: int) -> list[int]:
         """Return the first blocks of so many clusters. OutOfSpace."""
@@ -96,7 +106,7 @@ class Output:
         self.copied: Callable[[int], None] = lambda _: None
 
     def put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write bytes (fewer than 4 MiB) to byte ``offset`` of the image, gathered with what lies before them."""
+        """Write bytes (at most 1 MiB) to byte ``offset`` of the image, gathered with what lies before them."""
         if self._pending:
             self._settle()
         size = len(data)
@@ -133,7 +143,7 @@ class Output:
     def copy(self, start: int, offset: int, length: int) -> None:
         """Copy bytes from byte ``start`` of the old image to byte ``offset`` of the new one."""
         waiting = self._pending
-        if waiting and self._from + waiting == start and self._to + waiting == offset and waiting < _BUFFER:
+        if waiting and self._from + waiting == start and self._to + waiting == offset and waiting < _RUN:
             self._pending += length
             return
         self._settle()
