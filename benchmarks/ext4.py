@@ -38,21 +38,24 @@ PART = 1000
 """Directories of the volume with a million inodes that ``cp-out`` and ``rm`` are given: 100,000 inodes."""
 
 
-def run(runs: int) -> list[Report]:
-    """Measure everything ``runs`` times (slow peers and what takes minutes less often)."""
+def run(runs: int) -> Iterator[Report]:
+    """Measure everything ``runs`` times (slow peers and what takes minutes less often); each table when it is ready."""
     scratch = Path(tempfile.mkdtemp(prefix="gvx-bench-", dir=os.environ.get("GVX_BENCH_DIR", "/var/tmp")))
     try:
         small = trees.make(scratch / "small", READ_FILES)
         large = trees.make(scratch / "large", FILL_FILES)
-        reports = [
-            reading(scratch, small, runs),
-            filling(scratch, large, runs),
-            recovery(scratch, runs),
-            compaction(scratch, large, runs),
-            memory(scratch, small),
-            startup.report(scratch, runs),
+        tables: list[Callable[[], Report]] = [
+            lambda: reading(scratch, small, runs),
+            lambda: filling(scratch, large, runs),
+            lambda: recovery(scratch, runs),
+            lambda: compaction(scratch, large, runs),
+            lambda: startup.report(scratch, runs),
+            lambda: memory(scratch, small),
         ]
-        return [report for report in reports if report.rows]
+        for table in tables:
+            report = table()
+            if report.rows:
+                yield report
     finally:
         shutil.rmtree(scratch)
 
