@@ -218,7 +218,7 @@ def test_names_are_bytes_for_a_pipe_and_harmless_on_a_terminal(image: Path) -> N
     name = b"steer\x1b[2J\xff"
     with Volume.open(image, mode="rw") as volume:
         volume.create(b"/" + name)
-    words = [sys.executable, "-m", "ext4lite", "ls", image]
+    words = [sys.executable, "-m", "ext4lite", "ls", str(image)]
     assert name + b"\n" in subprocess.run(words, capture_output=True, check=True).stdout
     ours, theirs = pty.openpty()
     subprocess.run(words, stdout=theirs, check=True)
