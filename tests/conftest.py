@@ -3,3 +3,11 @@
 That this file is here also puts ``tests/`` on the import path: helpers among the tests are ``support.samples`` or
 ``conformance.host_docker``, for pytest and for mypy.
 """
+
+from __future__ import annotations
+
+import signal
+
+# A shell without job control starts what is in the background with SIGINT ignored, and children inherit that: tests
+# that interrupt a program would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
