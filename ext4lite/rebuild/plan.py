@@ -218,6 +218,8 @@ class Layout:
         """Return the first block from ``cursor`` on where ``count`` blocks follow that no superblock lies in."""
         per = self.shape.blocks_per_group
         while True:
+            if cursor >= self.blocks:
+                raise DoesNotFit  # with a superblock in every group, a table that is larger than one has no place
             group, skip = divmod(cursor - self.shape.first_data_block, per)
             fixed = self.fixed(group)
             if skip < fixed:
@@ -308,9 +310,10 @@ def smallest(shape: Shape, need: int, inodes: Inodes) -> Layout:
     """
     groups = max(1, -(-need // shape.blocks_per_group), -(-inodes.count // (inodes.density or 8 * shape.block_size)))
     limit = (1 << 48 if shape.wide else 1 << 32) - 1
+    most = 64 * groups + 64  # what does not fit then has too much metadata in each group ever to fit
     while True:
         full = shape.first_data_block + groups * shape.blocks_per_group
-        if full - shape.blocks_per_group > limit:
+        if full - shape.blocks_per_group > limit or groups > most:
             raise DoesNotFit
         per_group = inodes.per_group(shape, groups)
         if per_group is None:

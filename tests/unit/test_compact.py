@@ -549,6 +549,32 @@ def test_metadata_of_any_shape(shape: plan.Shape, need: int, inodes: int) -> Non
         assert with_less is None or with_less.free_blocks < need + 60 * shape.ratio
 
 
+@pytest.mark.parametrize("flex", [1, 2])
+@pytest.mark.parametrize("density", [None, 8192])
+def test_tables_larger_than_a_group_come_to_an_end(flex: int, density: int | None) -> None:
+    """A superblock in every group and a table that no group has room for: more groups, or none."""
+    shape = plan.Shape(
+        block_size=1024,
+        first_data_block=1,
+        blocks_per_group=1024,
+        ratio=1,
+        inode_size=1024,
+        desc_size=32,
+        flex=flex,
+        sparse=False,
+        sparse2=False,
+        backups=0,
+        first_meta_bg=None,
+        descriptor_room=0,
+        wide=False,
+    )
+    if density is not None:
+        with pytest.raises(plan.DoesNotFit):
+            plan.smallest(shape, 369, plan.Inodes(1852, density))
+    else:
+        assert plan.smallest(shape, 369, plan.Inodes(1852)).groups > 1
+
+
 @pytest.mark.parametrize("size", ["9M", "64M", "600M"])
 @pytest.mark.parametrize(
     "options",
