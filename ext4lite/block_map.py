@@ -223,7 +223,3 @@ class BlockMap:
         for below in range(self._per if level > 1 else 0):
             moved += self._move_node(cache.get(number, self._where), number, below, level - 1, away)
         return moved
-
-    def blocks_needed(self) -> int:
-        """Metadata blocks that one more insertion may change or take."""
-        return 4

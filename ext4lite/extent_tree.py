@@ -495,7 +495,3 @@ class ExtentTree:
         if changed:
             self._seal(node)
         return moved
-
-    def blocks_needed(self) -> int:
-        """Metadata blocks that one more insertion may change or take: a bound for a transaction."""
-        return 2 * (_depth(self._root) + 1)

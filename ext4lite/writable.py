@@ -7,7 +7,6 @@ which is also committed when it becomes large or when space that it freed is nee
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from ext4lite.checksum import crc32c, superblock_checksum
 from ext4lite.device import Handle
 from ext4lite.errors import (
     CorruptImage,
-    Ext4LiteError,
     FileTooLarge,
     HostError,
     NotFound,
@@ -493,13 +491,3 @@ class WritableBase(Volume):
         f.i_blocks_lo = now & 0xFFFFFFFF
         if huge:
             f.l_i_blocks_high = now >> 32
-
-    @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
-        """Name the file in errors raised inside."""
-        try:
-            yield
-        except Ext4LiteError as e:
-            if not e.where:
-                e.where = f"{self.where}: {what}"
-            raise

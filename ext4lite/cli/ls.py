@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,18 +45,15 @@ def ls(
             rows = ((name[1:], child) for name, child in in_order(volume, ino))
         else:
             rows = sorted((name, child) for name, child, _ in volume.iterdir(ino))
+        # Names must not steer the terminal that they go to; for a pipe they stay as they are, like those of ls.
+        safe: Callable[[str], str] = printable if sys.stdout.isatty() else str
         for name, child in rows:
             if as_json:
                 print(json.dumps(as_row(volume, name, child), separators=(",", ":")))
             elif long:
-                print(_safe(_line(volume, name, volume.stat(child))))
+                print(safe(_line(volume, name, volume.stat(child))))
             else:
-                print(_safe(os.fsdecode(name)))
-
-
-def _safe(line: str) -> str:
-    """Return a line whose names cannot steer the terminal that it goes to; for a pipe as it is, like ``ls``."""
-    return printable(line) if sys.stdout.isatty() else line
+                print(safe(os.fsdecode(name)))
 
 
 def as_row(volume: Volume, name: bytes, ino: int) -> dict[str, Any]:
